@@ -8,15 +8,20 @@ from typing import Final
 
 from forebay.record.header import HEADER_BYTES, MAGIC, RecordHeader, payload_hash
 from forebay.sys import memory
+from forebay.sys.clock import Clock
 from forebay.sys.world import World
 from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.contract import TierListener
 from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.packs import frame, frame_bytes, pack_name
+from forebay.tiers.remote.process import maintenance
+from forebay.tiers.remote.process.maintenance import HostWatch
+from forebay.tiers.remote.store import ObjectStore, StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.tier import RemoteTier
 
 CAP_BYTES: Final = 3 << 20
+AGE_S: Final = 86_400.0  # after which a host is dead
 CLOSE_S: Final = 60.0
 # No call takes ten minutes, on a busy machine neither: a child is killed only if a test wants it.
 PATIENT: Final = RemoteOptions(
@@ -30,6 +35,7 @@ PATIENT: Final = RemoteOptions(
     open_s=600.0,
     publish_s=0.0,
     refresh_s=3600.0,
+    watched_s=0.0,
     tick_s=0.01,
 )
 
@@ -69,6 +75,12 @@ def opened_remote(
         yield tier
     finally:
         tier.close(CLOSE_S)
+
+
+def sweep(store: ObjectStore, host: str, watch: HostWatch | None = None) -> int | StoreFailure:
+    """Of hosts that are dead for a day; `watch`: and were silent for a quarter of it."""
+    watched_s = 0.0 if watch is None else AGE_S / 4
+    return maintenance.sweep(store, host, AGE_S, watched_s, watch or HostWatch(Clock()))
 
 
 def packs_in(place: Path, host: str = "*") -> list[Path]:

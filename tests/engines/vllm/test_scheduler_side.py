@@ -572,3 +572,25 @@ def test_nothing_is_waited_for_where_nobody_says_that_it_was_computed(near: Pool
     side.close()
     other.abort()
     other.session.close()
+
+
+def test_t14_loads_of_a_step_that_could_not_be_built_come_with_the_next(
+    near: PoolProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, boundary = side_of(near), Boundary()
+    request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
+    side.arrived(request)
+    tokens = asked(side, request, 0)
+    side.allocated(request, [list(range(CHUNKS * SHAPE.chunk_blocks))], tokens)
+
+    def broken() -> None:
+        raise OSError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(side.reporter, "send", broken)
+        assert side.build(Output, boundary) == StepMetadata()
+    (load,) = side.build(Output, boundary).loads
+    assert load.request == "request"
+    assert load.is_last
+    assert len(load.pieces) == CHUNKS
+    side.close()

@@ -3,6 +3,7 @@
 import os
 import queue
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from forebay.tiers.remote.accounting.ledger import (
     RequestCounts,
     counts_of,
 )
+from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.link import Link
 from forebay.tiers.remote.store import StoreFailure
@@ -69,10 +71,13 @@ def place(tmp_path: Path) -> Path:
 
 @contextmanager
 def budgeted(
-    place: Path, clock: ManualClock, more: str = f"&requests={BUDGET}"
+    place: Path,
+    clock: ManualClock,
+    more: str = f"&requests={BUDGET}",
+    options: RemoteOptions = OPTIONS,
 ) -> Iterator[RemoteTier]:
     url = f"file://{place}?cap={CAP_BYTES}{more}"
-    tier = RemoteTier.open(url, "a", OPTIONS, World(clock=clock))
+    tier = RemoteTier.open(url, "a", options, World(clock=clock))
     try:
         yield tier
     finally:
@@ -179,6 +184,22 @@ def test_where_the_count_cannot_be_read_the_store_is_tried_later(place: Path) ->
         clock.advance(OPTIONS.probe_interval_s)
         eventually(tier.takes_stores)
         assert store(tier, single("counted after all")) == Stored()
+
+
+def test_t47_audits_and_sweeps_of_many_packs_have_a_small_share_of_the_budget(
+    place: Path,
+) -> None:
+    for host in range(20):
+        (place / "packs" / f"{host:02}" / "other").mkdir(parents=True)
+    clock, options = ManualClock(1000.0), replace(OPTIONS, audit_s=1.0, sweep_s=1.0)
+    with budgeted(place, clock, options=options) as tier:
+        eventually(tier.takes_stores)
+        for _ in range(40):
+            clock.advance(60.0)
+            time.sleep(0.03)
+            eventually(lambda: tier.upkeep.is_idle)
+        assert tier.parts.ledger.counts["list"] > 20, "each was done"
+        assert tier.parts.ledger.spent_on(1) < BUDGET / 4
 
 
 def test_a_probe_of_health_says_that_requests_are_used_up(place: Path) -> None:
@@ -289,6 +310,18 @@ def test_nothing_is_asked_for_before_the_store_knows() -> None:
     ahead = Ledger(S3_STANDARD, 6400, now=0.0)
     ahead.restore(kept, 6)
     assert ahead.spent_on(6) == 100, "a clock that was put back brings no new budget"
+
+
+def test_t47_a_clock_that_was_a_year_ahead_ends_one_day() -> None:
+    ledger = Ledger(S3_STANDARD, 6400, now=0.0)
+    ledger.keeps(ledger.to_keep(371) or b"")
+    ledger.add(RequestCounts(gets=6400), 0.0, 371)
+    assert ledger.to_keep(6) is None
+    assert ledger.is_over(6), "no new budget for a clock that is put back"
+    kept = ledger.to_keep(7)
+    assert kept is not None
+    ledger.keeps(kept)
+    assert ledger.room(7) == 100
 
 
 def test_t47_a_clock_that_is_put_back_brings_no_new_day() -> None:

@@ -18,6 +18,7 @@ from tests.remote_harness import (
     open_remote,
     opened_remote,
     packs_in,
+    write_pack,
 )
 
 from forebay.errors import DirectoryError, SettingsError, StartupError
@@ -453,6 +454,29 @@ def test_other_hosts_are_looked_at_and_swept_and_failures_count(tmp_path: Path) 
         clock.advance(10.0)
         eventually(lambda: tier.volumes()[0].errors >= 2)
         tmp_path.chmod(0o700)
+
+
+def test_a_pack_that_comes_behind_its_deletion_is_deleted_again(tmp_path: Path) -> None:
+    """As where a store carries out a put that was given up."""
+    with opened_remote(tmp_path, options=replace(PATIENT, audit_s=0.05)) as tier:
+        assert store(tier, single("late")) == Stored()
+        (pack,) = packs_in(tmp_path)
+        late = pack.read_bytes()
+        assert tier.erase(None) == 1
+        assert not pack.exists()
+        pack.parent.mkdir(parents=True, exist_ok=True)
+        pack.write_bytes(late)
+        eventually(lambda: not pack.exists())
+        assert load(tier, single("late"))[0] == Miss(MissReason.ABSENT)
+        eventually(lambda: tier.usage().used_bytes == 0)
+
+
+def test_a_pack_of_which_nobody_knew_counts_and_is_read(tmp_path: Path) -> None:
+    with opened_remote(tmp_path, options=replace(PATIENT, audit_s=0.05)) as tier:
+        _, pack = write_pack(tmp_path, 3)
+        eventually(lambda: tier.has(single("tiny 2", 1).name.key))
+        assert load(tier, single("tiny 2", 1))[0] == Hit(1)
+        assert tier.usage().used_bytes >= pack.stat().st_size
 
 
 def test_no_child_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

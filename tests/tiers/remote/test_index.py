@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.remote_harness import PATIENT, write_pack
+from tests.remote_harness import AGE_S, PATIENT, sweep, write_pack
 
 from forebay.record.header import PAYLOAD_BYTES_MAX, Damage, payload_hash
 from forebay.record.region import ContentsEntry
+from forebay.testing.clock import ManualClock
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.remote.index import published, table
@@ -31,8 +32,6 @@ from forebay.tiers.remote.process.maintenance import StoreAudit
 from forebay.tiers.remote.process.watching import KEPT_SPARE, Refreshed, Watcher
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
-
-DAY_S = 86_400.0
 
 
 def entry(label: str, page: int = 1, length: int = 5000) -> bytes:
@@ -312,7 +311,10 @@ def test_an_audit_says_what_is_there_or_nothing(tmp_path: Path) -> None:
             return found
         return msgspec.msgpack.decode(found, type=StoreAudit)
 
-    assert audited() == StoreAudit(True, False, [1], has_forgotten=False)
+    found = audited()
+    assert isinstance(found, StoreAudit)
+    assert [pack.sequence for pack in found.packs] == [1]
+    assert (found.has_tail, found.has_snapshot, found.has_forgotten) == (True, False, False)
     armed = disk.arm("read:errno=EIO")
     assert audited() is StoreFailure.FAILED, "what cannot be read may be there"
     armed.disarm()
@@ -337,16 +339,16 @@ def test_t62_what_dead_hosts_left_is_deleted_by_the_stores_clock_alone(tmp_path:
             store_.put(name.format(host), [memoryview(luck.randbytes(10))])
         if host != "unpublished":
             publish(store_, host, Publication(1))
-    assert maintenance.sweep(store_, "nobody", DAY_S) == 0, "who has no tail knows no time"
-    assert maintenance.sweep(store_, "reader", DAY_S) == 0
+    assert sweep(store_, "nobody") == 0, "who has no tail knows no time"
+    assert sweep(store_, "reader") == 0
     for where in ("hosts/dead", "packs/00/dead", "packs/00/unpublished", "packs/00/alive"):
-        age(tmp_path / where, 2 * DAY_S)
-    age(tmp_path / "packs/11", 2 * DAY_S)
+        age(tmp_path / where, 2 * AGE_S)
+    age(tmp_path / "packs/11", 2 * AGE_S)
     disk = FaultDisk("open_directory:errno=EIO@5")
     failing = DirectoryStore(str(tmp_path), "reader", disk)
-    assert maintenance.sweep(failing, "reader", DAY_S) is StoreFailure.FAILED
+    assert sweep(failing, "reader") is StoreFailure.FAILED
     assert (tmp_path / "hosts/dead/tail").exists(), "who is not seen may be alive"
-    assert maintenance.sweep(store_, "reader", DAY_S) == 5
+    assert sweep(store_, "reader") == 5
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*/*/*")}
     assert left == {
         "packs/00/alive/01",
@@ -355,3 +357,24 @@ def test_t62_what_dead_hosts_left_is_deleted_by_the_stores_clock_alone(tmp_path:
         "packs/11/reader/02",
     }
     assert not (tmp_path / "hosts/dead").exists()
+
+
+def test_t62_a_host_whose_own_date_is_wrong_sweeps_nobody_who_gives_a_sign(tmp_path: Path) -> None:
+    """On a file system that notes a client's time, by which everybody else seems long dead."""
+    store_, clock = hosts_store(tmp_path), ManualClock(1.0)
+    watch = maintenance.HostWatch(clock)
+    for host in ("alive", "dead"):
+        store_.put(f"packs/00/{host}/01", [memoryview(b"pack")])
+        publish(store_, host, Publication(1))
+    age(tmp_path / "hosts", 3 * AGE_S)
+    age(tmp_path / "packs", 3 * AGE_S)
+    publish(store_, "reader", Publication(1))  # three days ahead
+    for number in range(4):
+        assert sweep(store_, "reader", watch) == 0, "nobody was watched for long enough"
+        clock.advance(AGE_S / 8)
+        publish(store_, "alive", Publication(number))
+        age(tmp_path / "hosts/alive", 4 * AGE_S)  # its date is wrong, too, and goes back
+        if number == 1:
+            assert sweep(store_, "reader", watch) == 2, "the one that gave no sign"
+    assert (tmp_path / "packs/00/alive/01").exists()
+    assert not (tmp_path / "packs/00/dead").exists()

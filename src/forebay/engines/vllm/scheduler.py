@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary
+from forebay.engines.copies.contract import LoadPart
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import kept_states
 from forebay.engines.reporting.attribution import Attribution, RequestOutcome
@@ -86,6 +87,7 @@ class SchedulerConnector:
         self._stores = EngineStores(session, shape, self.counts)
         self.reporter = Reporter(session)
         self._endings = Endings()
+        self._unsent: list[LoadPart] = []  # that the workers are to be told of with the next step
         self._steps = 0  # built so far
         self._reported_step = 0  # the last of which the workers have reported
         self._wait_left_s = _STEP_WAIT_S  # in this step
@@ -204,7 +206,8 @@ class SchedulerConnector:
         tokens = output.total_num_scheduled_tokens
         self._lookups.estimate.built(time.monotonic(), self._steps, tokens)
         # What was promised is told before a lost pool would take it back.
-        told = list(self._loads.next_parts(self._requests)) if self._lookups.must_not_fail else []
+        if self._lookups.must_not_fail:
+            self._unsent.extend(self._loads.next_parts(self._requests))
         self._listen()
         self._lose(self._inputs.poll())
         for request_id in output.preempted_req_ids or ():
@@ -219,8 +222,9 @@ class SchedulerConnector:
             self._pool.generation,
             self._widest,
         )
-        step.loads = [*told, *self._loads.next_parts(self._requests)]
+        self._unsent.extend(self._loads.next_parts(self._requests))
         self.reporter.send()
+        step.loads, self._unsent = self._unsent, []
         self._wait_left_s, self._has_listened = _STEP_WAIT_S, False  # for the stores
         return step
 

@@ -33,6 +33,7 @@ class RemoteOptions:
     forgotten_s: float = 60.0  # for how long a record that was not to be had is not asked for
     bad_records_max: int = 8  # of one host: then it is not read from
     host_age_s: float = 86_400.0  # without a sign of life for so long, a host's packs are deleted
+    watched_s: float = 21_600.0  # and none is that was not seen silent for so long by this one
     sweep_s: float = 3600.0  # between two looks for such hosts
     errors_max: int = 8  # within the window: then the store is left alone; half of it: no stores
     error_window_s: float = 60.0

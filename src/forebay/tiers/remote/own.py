@@ -29,6 +29,7 @@ from forebay.tiers.remote.packs import (
 from forebay.tiers.remote.process.recovery import FoundPack, PacksRead, UnreadPack
 
 _GENERATION_BITS: Final = 63
+_DELETED_MAX: Final = 1 << 16
 _NOBODY: Final = b""  # no tenant's id
 
 
@@ -66,6 +67,8 @@ class OwnPacks:
         self.evictions = 0
         self.quotas = Quotas()  # of packs that are not to be deleted, by tenant
         self.is_changed = False  # since `tail` was last asked for
+        self._being_put: set[int] = set()  # sequences
+        self._deleted: dict[str, None] = {}  # names of packs that were deleted, the last of them
         self._host = host
         self._packs: dict[int, OwnPack] = {}  # by sequence, the oldest first
         self._packs_of: dict[bytes, dict[int, OwnPack]] = {}  # likewise, by tenant
@@ -85,10 +88,13 @@ class OwnPacks:
         """The sequence of a pack that is about to be put, and counts from now on."""
         self.used_bytes += size_bytes
         self.quotas.take(tenant, size_bytes)
-        return self._sequences.next()
+        sequence = self._sequences.next()
+        self._being_put.add(sequence)
+        return sequence
 
     def failed(self, name: RecordName, sequence: int, size_bytes: int) -> None:
         """A pack of such records was not put, as far as can be told; it counts until deleted."""
+        self._being_put.discard(sequence)
         self.quotas.give(name.tenant, size_bytes)
         self.doomed[pack_name(name.namespace, self._host, sequence)] = size_bytes
 
@@ -96,6 +102,7 @@ class OwnPacks:
         self, headers: list[RecordHeader], sequence: int, offsets: list[int], begun: float
     ) -> list[bool]:
         """A pack is in the store; for each record, whether it can be loaded from now on."""
+        self._being_put.discard(sequence)
         size_bytes = pack_bytes([header.length for header in headers])
         entries = [
             ContentsEntry(
@@ -297,6 +304,29 @@ class OwnPacks:
     def deleted(self, name: str) -> None:
         """A doomed pack is gone."""
         self.used_bytes -= self.doomed.pop(name)
+        self._deleted[name] = None
+        if len(self._deleted) > _DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+
+    def came_late(self, listed: Iterable[UnreadPack]) -> int:
+        """Count packs that a store has though nobody here knows of them; how many there are.
+
+        A put that was given up may be done by the store behind the deletion. What was deleted is
+        deleted again; of anything else it is read what it is.
+        """
+        count = 0
+        for pack in listed:
+            name = pack_name(pack.namespace, self._host, pack.sequence)
+            known = (self._packs, self.unread, self.other_versions, self._being_put)
+            if name in self.doomed or any(pack.sequence in each for each in known):
+                continue
+            count += 1
+            if name in self._deleted:
+                self.used_bytes += pack.size_bytes
+                self._doom_unread(pack)
+            else:
+                self.expect([pack])
+        return count
 
     def tail(self) -> Publication:
         """What has changed since the snapshot."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import xxhash
 from tests.mooncake_servers import Mooncake, packs_of, serving
+from tests.remote_harness import AGE_S, sweep
 from tests.store_faults import until_true
 
 from forebay.sys import memory
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.stores
 NAME = "packs/00/host/01"
 BYTES = secrets.token_bytes(300_000)
 GUARD = b"\x5a" * 4096
-DAY_S = 86_400.0
 OPEN: list[MooncakeStore] = []
 # The master does not notice for a long time that a process has gone: what it says is stale.
 NEVER_NOTICED = "--client_ttl=3600"
@@ -159,9 +159,7 @@ def test_a_damaged_list_of_another_host_is_a_failure_and_ones_own_is_begun_anew(
     assert client.put(f"{prefix}/lists/host", [memoryview(bytes(100))], pinned=True) is None
     assert other.listing("packs/00/host") is StoreFailure.FAILED
     assert put(other, "hosts/other/tail", b"1") is None
-    assert maintenance.sweep(other, "other", DAY_S) is StoreFailure.FAILED, (
-        "nobody is taken for dead"
-    )
+    assert sweep(other, "other") is StoreFailure.FAILED, "nobody is taken for dead"
     assert {*listed(store, "packs/00/host")} == {"01"}, "it knows by itself"
     again = store_at(mooncake.url(prefix))
     assert again.listing("packs/00/host") == []
@@ -228,13 +226,13 @@ def test_a_host_that_is_long_dead_is_swept_and_no_member_any_more(
         assert put(dead, name, b"1") is None
     alive = store_at(mooncake.url(prefix), "alive", new)
     assert put(alive, "hosts/alive/tail", b"1") is None
-    assert maintenance.sweep(alive, "alive", DAY_S) == 0
-    new.advance(2 * DAY_S)
+    assert sweep(alive, "alive") == 0
+    new.advance(2 * AGE_S)
     assert put(alive, "hosts/alive/tail", b"1") is None
     assert {*listed(alive, "hosts")} == {"alive/", "dead/"}, "every pool looks now and then"
     late = store_at(mooncake.url(prefix), "late", ManualClock(1e7))
     assert put(late, "hosts/late/tail", b"1") is None, "it has the time of the others from now on"
-    assert maintenance.sweep(alive, "alive", DAY_S) == 2
+    assert sweep(alive, "alive") == 2
     assert {*listed(alive, "hosts")} == {"alive/", "late/"}
     assert read(alive, "packs/00/dead/01", 1) is StoreFailure.ABSENT
     assert read(alive, "hosts/late/tail", 1) == b"1"

@@ -4,7 +4,8 @@ Of a day's budget (UTC, as bills have it) everything may use the first three qua
 the last one, and then the store is left alone until the next day. What was used outlasts this
 process: `hosts/HOST/spent` in the store holds a number that is never below it, since no request is
 made beyond that number before a higher one is there. A process that is killed wastes the rest. A
-clock that is put back does not bring a new day's requests.
+clock that is put back does not bring a new day's requests, and one that was far ahead ends no more
+than a day.
 
 Written by the tier's thread, read by all.
 """
@@ -97,6 +98,8 @@ class Ledger:
 
     def to_keep(self, day: int) -> bytes | None:
         """What the store is to know before more is asked for; None: nothing now."""
+        if day < self._day - 1:  # the clock was far ahead: what was spent stays, and days pass
+            self._day = day
         if not self.requests_a_day or self.spent_on(day) >= self.requests_a_day:
             return None
         step = self.requests_a_day // _STEPS

@@ -34,6 +34,7 @@ from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
 _USED_SHARE: Final = 1 / 16  # of a day's requests, for telling others what is used most
+_LOOK_SHARE: Final = 1 / 16  # likewise, for audits, and as many for sweeps
 _LONG_PUBLISH_S: Final = 60.0  # between two publications while many packs are to be read
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class Upkeep:
             self._publish_used()
         elif now >= self._sweep_at and not parts.is_over_for_stores:
             self._sweep_at = now + options.sweep_s
-            self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
+            age_s, watched_s = int(options.host_age_s), int(options.watched_s)
+            self._call(StoreRequest(0, Action.SWEEP, at=age_s, limit=watched_s), self._swept)
         elif (request := self._recovering.request(now)) is not None:
             self._call(request, self._recovering.read, self._recovering.not_read)
 
@@ -294,8 +296,9 @@ class Upkeep:
         known = self._parts.own.sequences()  # what is put from now on is not missing
 
         def audited(_answer: Answer, results: Results) -> None:
+            self._audit_at = max(self._audit_at, self._next_look())
             found = msgspec.msgpack.decode(results[0], type=StoreAudit)
-            missing = known - {*found.sequences}
+            missing = known - {pack.sequence for pack in found.packs}
             is_lost = bool(self._parts.remembered) and not found.has_forgotten
             self._is_list_due = is_lost or self._is_list_short
             self._parts.own.audited(
@@ -303,10 +306,19 @@ class Upkeep:
             )
             if missing:
                 _log.info("%d packs of this host are not there any more", len(missing))
+            if came := self._parts.own.came_late(found.packs):
+                _log.info("%d packs of this host are there that were given up", came)
 
         self._call(StoreRequest(0, Action.AUDIT), audited)
 
+    def _next_look(self) -> float:
+        """Not before then again what has just been done, by the requests that it took."""
+        parts = self._parts
+        apart_s = parts.apart_s(parts.last_maintenance.requests, _LOOK_SHARE)
+        return parts.clock.monotonic() + apart_s
+
     def _swept(self, answer: Answer, _results: Results) -> None:
+        self._sweep_at = max(self._sweep_at, self._next_look())
         if answer.count:
             _log.info("%d objects of hosts that are gone were deleted", answer.count)
 

@@ -1,8 +1,8 @@
 """The child process: calls one store, on threads, for the pool at the other end of a socket.
 
 `python -m forebay.tiers.remote.process.child DESCRIPTOR URL HOST THREADS ENTRIES`. It keeps nothing
-that a later child needs. It ends when the socket does, whatever its threads are waiting for, and is
-killed with the thread that started it.
+that a later child needs, which only begins anew to watch for dead hosts. It ends when the socket
+does, whatever its threads are waiting for, and is killed with the thread that started it.
 """
 
 import os
@@ -15,6 +15,7 @@ from typing import Final
 
 from forebay.barrier import Barrier
 from forebay.sys import processes, shared
+from forebay.sys.clock import Clock
 from forebay.tiers.remote.process import maintenance, recovery
 from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.messages import (
@@ -44,6 +45,7 @@ class Child:
         self._counted = CountedStore(store)  # for what takes several calls; one at a time
         self._watcher = Watcher(self._counted, host, entries)
         self._used = UsedByHosts(self._counted)
+        self._host_watch = maintenance.HostWatch(Clock())
         self._areas: dict[int, memoryview] = {}  # changed by the reading thread alone
         self._requests: queue.SimpleQueue[StoreRequest | None] = queue.SimpleQueue()
         self._barrier = Barrier()
@@ -96,7 +98,9 @@ class Child:
             Action.AUDIT: lambda: maintenance.audit(counted, host),
             Action.USED: lambda: self._used.look(request.limit),
             Action.REFRESH: lambda: self._watcher.refresh(request.at, request.limit),
-            Action.SWEEP: lambda: maintenance.sweep(counted, host, request.at),
+            Action.SWEEP: lambda: maintenance.sweep(
+                counted, host, request.at, request.limit, self._host_watch
+            ),
         }
         match calls[request.action]():
             case StoreFailure() as failure:

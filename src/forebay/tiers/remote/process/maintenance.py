@@ -1,20 +1,23 @@
 """Maintenance of a store by a child, each of several calls: probe, audit and sweep."""
 
 import secrets
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.sys import memory
+from forebay.sys.clock import Clock
 from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import HOSTS
 from forebay.tiers.remote.packs import PACKS
-from forebay.tiers.remote.process.recovery import own_packs
+from forebay.tiers.remote.process.recovery import UnreadPack, own_packs
 from forebay.tiers.remote.store import ObjectStore, StoredObject, StoreFailure
 
 SWEPT_MAX: Final = 10_000  # objects that one sweep deletes
 _CANARY_BYTES: Final = 64
+_Published: TypeAlias = tuple[tuple[str, float], ...]  # objects below `hosts/`, and their times
 
 
 def probe(store: ObjectStore, host: str) -> StoreFailure | None:
@@ -36,7 +39,7 @@ class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
 
     has_tail: bool
     has_snapshot: bool
-    sequences: list[int]  # of packs
+    packs: list[UnreadPack]
     has_forgotten: bool  # the list of forgotten tenants
 
 
@@ -56,23 +59,55 @@ def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
             return count
         has.append(count is not StoreFailure.ABSENT)
     has_tail, has_snapshot, has_forgotten = has
-    sequences = [sequence for _, sequence, _ in listed]
-    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, sequences, has_forgotten))
+    packs = [UnreadPack(name, sequence, each.size_bytes) for name, sequence, each in listed]
+    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, packs, has_forgotten))
 
 
-def sweep(store: ObjectStore, host: str, age_s: float) -> int | StoreFailure:
+class HostWatch:
+    """Since when, by this process's own clock, hosts have published nothing. Not thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[_Published, float]] = {}  # by host, with when it was seen
+
+    def look(self, hosts: Mapping[str, _Published]) -> None:
+        """These hosts there are."""
+        now, before = self._clock.monotonic(), self._since
+        self._since = {
+            host: before[host] if host in before and before[host][0] == seen else (seen, now)
+            for host, seen in hosts.items()
+        }
+
+    def is_silent(self, host: str, watched_s: float) -> bool:
+        """Whether it has published nothing in so many seconds in which it was looked at."""
+        return self._clock.monotonic() - self._since[host][1] >= watched_s
+
+
+def sweep(
+    store: ObjectStore, host: str, age_s: float, watched_s: float, watch: HostWatch
+) -> int | StoreFailure:
     """Delete what hosts left that are long dead; how many objects.
 
-    Times are compared as the store noted them: of our own tail, and of theirs. What was put since
-    then stays, whoever put it: its host may be about to publish it. Where one listing fails nothing
-    is deleted, since whoever is not seen would be taken for dead.
+    Times are compared as the store noted them: of our own tail, and of theirs. Some file systems
+    note a client's time, and one client's date may be wrong: so nothing is deleted of a host that
+    we have not seen silent for `watched_s` ourselves. What was put since then stays, whoever put
+    it: its host may be about to publish it. Where one listing fails nothing is deleted, since
+    whoever is not seen would be taken for dead.
     """
     listings = _Listings(store)
     own = [each for each in listings.objects(f"{HOSTS}/{host}") if each.name == "tail"]
     doomed: list[str] = []
     for now in (each.modified_s for each in own):
-        prefixes = _left_by_the_dead(listings, now - age_s, host)
-        for prefix in prefixes:
+        left = _left_by_others(listings, host)
+        if listings.failure is None:
+            watch.look(left.published)
+        dead = [
+            each
+            for each, seen in left.published.items()
+            if all(modified_s <= now - age_s for _, modified_s in seen)
+            if listings.failure is None and watch.is_silent(each, watched_s)
+        ]
+        for prefix in (prefix for each in dead for prefix in left.prefixes[each]):
             old = (each for each in listings.objects(prefix) if each.modified_s <= now - age_s)
             doomed += [f"{prefix}/{each.name}" for each in old]
     if listings.failure is not None:
@@ -80,20 +115,26 @@ def sweep(store: ObjectStore, host: str, age_s: float) -> int | StoreFailure:
     return [store.delete(name) for name in doomed[:SWEPT_MAX]].count(None)
 
 
-def _left_by_the_dead(listings: "_Listings", until_s: float, host: str) -> list[str]:
-    """Where hosts keep things of which nothing below `hosts/` is younger than this."""
-    dead: list[str] = []
-    alive = {host}
+class _Left(NamedTuple):
+    """What other hosts keep in a store."""
+
+    published: dict[str, _Published]  # by host
+    prefixes: dict[str, list[str]]  # by host, where it keeps things
+
+
+def _left_by_others(listings: "_Listings", host: str) -> _Left:
+    left = _Left({}, {})
     for each in listings.below(HOSTS):
         prefix = f"{HOSTS}/{each}"
-        if all(file.modified_s <= until_s for file in listings.objects(prefix)):
-            dead.append(prefix)
-        else:
-            alive.add(each)
+        found = ((file.name, file.modified_s) for file in listings.objects(prefix))
+        left.published[each], left.prefixes[each] = tuple(sorted(found)), [prefix]
     for namespace in listings.below(PACKS):
-        prefix = f"{PACKS}/{namespace}"
-        dead += [f"{prefix}/{each}" for each in listings.below(prefix) if each not in alive]
-    return dead
+        for each in listings.below(f"{PACKS}/{namespace}"):
+            left.published.setdefault(each, ())
+            left.prefixes.setdefault(each, []).append(f"{PACKS}/{namespace}/{each}")
+    for whose in left:
+        whose.pop(host, None)
+    return left
 
 
 class _Listings:

@@ -28,10 +28,11 @@ class Action(StrEnum):
     RECOVER = "recover"  # find this host's packs, and what its index says of them
     READ_PACKS = "read_packs"  # read `packs`, of which it says nothing
     AUDIT = "audit"  # which of this host's objects are there
-    # These look at `limit` hosts in a call; who gets no result asks again.
+    # These two look at `limit` hosts in a call; who gets no result asks again.
     REFRESH = "refresh"  # find other hosts' packs; `at` is the version of the snapshots known
     USED = "used"  # find what hosts use most
-    SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
+    # Delete what hosts left that have been dead for `at` seconds, `limit` of them watched by us.
+    SWEEP = "sweep"
 
 
 MAINTENANCE: Final = frozenset(
