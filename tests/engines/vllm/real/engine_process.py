@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 CLONE_NEWNET = 0x40000000  # as the kernel names it; Python has it from 3.12 on
 SETTLE_S = 300.0  # a guard against hanging
+STEP_WAIT_S = "TEST_STEP_WAIT_S"  # a variable: for how long a step waits for the pool
 # Ends the name of a file beside the recorded pages: rank, point, and "die", "spoil" or seconds.
 DISTURBED = ".disturbed"
 
@@ -37,6 +38,20 @@ def run(pipe: Connection, wanted: dict[str, Any]) -> None:
         except EOFError:
             os._exit(0)  # the test is over, and vLLM takes seconds to end in order
         pipe.send(getattr(commands, name)(**arguments))
+
+
+def be_patient() -> None:
+    """Have the limits that the environment names, in an engine's core process as well.
+
+    That one is spawned, not forked: the connector that records pages calls this when it is there.
+    """
+    from forebay.engines.scheduling import stores
+    from forebay.engines.vllm import inputs, scheduler
+
+    step_wait_s = float(os.environ[STEP_WAIT_S])
+    patch.object(scheduler, "_STEP_WAIT_S", step_wait_s).start()
+    patch.object(stores, "_ANSWER_S", max(stores._ANSWER_S, step_wait_s)).start()
+    patch.object(inputs, "_HASH_S", SETTLE_S).start()
 
 
 def enter_network(process: int) -> None:
@@ -108,13 +123,8 @@ class Commands:
     def __init__(self, wanted: dict[str, Any]) -> None:
         from vllm import LLM
 
-        from forebay.engines.scheduling import stores
-        from forebay.engines.vllm import inputs, scheduler
-
-        # A core process is forked, and has them too.
-        patch.object(scheduler, "_STEP_WAIT_S", wanted["step_wait_s"]).start()
-        patch.object(stores, "_ANSWER_S", max(stores._ANSWER_S, wanted["step_wait_s"])).start()
-        patch.object(inputs, "_HASH_S", SETTLE_S).start()
+        os.environ[STEP_WAIT_S] = str(wanted["step_wait_s"])
+        be_patient()
         options = {
             "dtype": "float32",
             "max_model_len": 2048,

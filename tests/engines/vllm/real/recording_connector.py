@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.engines.vllm.real.engine_process import DISTURBED
+from tests.engines.vllm.real.engine_process import DISTURBED, STEP_WAIT_S, be_patient
 
 from forebay.engines.geometry import ReachKind, ShardPlaces
 from forebay.engines.vllm.connector import ForebayConnector
@@ -71,6 +71,8 @@ class RecordingConnector(ForebayConnector):
     """See above."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        if STEP_WAIT_S in os.environ:
+            be_patient()
         super().__init__(vllm_config, role, kv_cache_config)
         self._names: dict[int, str] = {}  # block → hash of what it holds
         self._tensors: dict[str, Any] = {}
