@@ -106,11 +106,8 @@ class WorkerConnector:
             self._report.step = step.number
             if step.generation:
                 self._map(step)
-            for store in step.stores if self._shard.is_stored else ():
-                if self._is_mapped(store.generation) and self._reaches([store.piece]):
-                    stores.append(store)
-                else:
-                    self._missed(store)
+            if self._shard.is_stored:
+                stores = self._within_slab(step.stores)
         finally:  # whatever happens, the forward waits for what still reads its blocks
             if self._copies is not None and self._session is not None:
                 self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
@@ -230,6 +227,20 @@ class WorkerConnector:
     def _missed(self, store: Store) -> None:
         self._report.stored[store.serial] = {self._shard.number: b""}
         self.counts["stores.missed"] += 1
+
+    def _within_slab(self, stores: Sequence[Store]) -> list[Store]:
+        """The stores whose slots are mapped here; the others are missed."""
+        mapped = {each for each in {store.generation for store in stores} if self._is_mapped(each)}
+        pieces = [store.piece for store in stores if store.generation in mapped]
+        all_are_near = not pieces or self._reaches(pieces)
+        near = []
+        for store in stores:
+            is_mapped = store.generation in mapped
+            if is_mapped and (all_are_near or self._reaches([store.piece])):
+                near.append(store)
+            else:
+                self._missed(store)
+        return near
 
     def _is_mapped(self, generation: int) -> bool:
         return (
