@@ -149,12 +149,21 @@ def host_name(salt: str) -> str:
 class ChildProcess:
     """`python -m module` as a child that inherits `fds` and our standard error; OSError."""
 
-    def __init__(self, module: str, arguments: Sequence[str], fds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        fds: Sequence[int],
+        *,
+        is_apart: bool = False,
+    ) -> None:
+        """`is_apart`: what a terminal sends to all processes of a command does not reach it."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=list(fds),
+            start_new_session=is_apart,
             env={name: value for name, value in os.environ.items() if not _is_ours(name)},
         )
         self.pid = self._process.pid
@@ -168,6 +177,11 @@ class ChildProcess:
     def kill(self) -> None:
         """Let it exit as soon as the kernel can."""
         self._process.kill()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is gone, or that long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
 
     def has_exited(self) -> bool:
         """Whether it is gone, and everything that it had open and mapped with it."""

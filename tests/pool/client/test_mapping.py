@@ -105,3 +105,26 @@ def test_another_slab_is_not_taken_for_the_same(make: Make) -> None:
     assert "not sealed" in slab.renew(welcome(1, 1), [first, make(-1)])
     assert slab.size_bytes == PAGE_BYTES
     assert slab.close()
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_its_descriptors_are_its_own_and_end_with_it(make: Make, is_closed: bool) -> None:
+    given = [os.dup(make(1)), os.dup(make(3))]
+    slab = map_slab(welcome(1, 3), given)
+    assert isinstance(slab, MappedSlab)
+    for descriptor in given:
+        os.close(descriptor)
+    mine = [each.descriptor for each in slab.segments]
+    assert [os.fstat(each).st_size // PAGE_BYTES for each in mine] == [1, 3]
+    if is_closed:
+        view = slab.view(0, 1)
+        assert not slab.close()
+        assert all(map(os.fstat, mine)), "somebody still reads from it"
+        assert view is not None
+        view.release()
+        assert slab.close()
+        assert slab.close()
+    del slab
+    for descriptor in mine:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -33,6 +33,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from forebay.sys.shared import Segment
+
 Bytes: TypeAlias = Any  # a numpy array of uint8
 DOES_NOT_FIT: Final = b"raw"  # instead of a digest: it was to be encoded, and cannot be
 
@@ -87,6 +89,7 @@ class WorkerSlab:
     slot_bytes: int = 0  # of all slots that we use, or a multiple of them all
     shard: int = 0  # the number of this worker's shard in every slot
     widest: tuple[int, ...] = ()  # by group, a block in the largest shard; empty: there is only one
+    segments: tuple[Segment, ...] = ()  # of which it is made, where others may map them
 
 
 @dataclass(slots=True)

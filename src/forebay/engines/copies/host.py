@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
 from forebay.engines.copies.pages import Pages
-from forebay.engines.digests import digest_of
+from forebay.engines.digests.stores import digest_of
 
 
 class HostCopies:

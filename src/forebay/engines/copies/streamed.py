@@ -22,7 +22,7 @@ from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, Wor
 from forebay.engines.copies.driver import Driver, Event, Stream
 from forebay.engines.copies.pointers import JobBlocks, PageTables
 from forebay.engines.copies.registration import Registration
-from forebay.engines.digests import StoreDigests
+from forebay.engines.digests.stores import StoreDigests
 
 _SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
 _AGAIN_S: Final = 1.0  # not at once: after this process was stopped, all limits of time have passed
@@ -102,6 +102,7 @@ class StreamedCopies:
             else:
                 self._registration.take_over(slab)
             self._slab = slab
+            self._digests.attach(slab)
 
     def detach(self) -> bool:
         """See Copies."""
@@ -109,6 +110,7 @@ class StreamedCopies:
         with self._changed:
             if self._loads or self._stores or self._storing or self._loading or self._broken:
                 return False
+            self._digests.attach(None)
             if not self._digests.is_idle:
                 return False
             if self._registration is not None:

@@ -40,6 +40,7 @@ def worker_slab(
         slot_bytes if has_one_size else mapped.arena_bytes,
         shard.number,
         widest,
+        mapped.segments,
     )
 
 

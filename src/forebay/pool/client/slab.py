@@ -6,6 +6,7 @@ proof over the full keys; whoever asked compares it with his own before a byte i
 
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 
 from forebay.identity.keys import proof_of
@@ -23,7 +24,9 @@ class MappedSlab:
         self.given_back = frozenset(welcome.given_back)
         self._range = AddressRange(welcome.slab_bytes, alignment)
         self.memory = self._range.view  # of all addresses: only `size_bytes` of them may be used
-        self._files: list[tuple[int, int]] = []  # device and inode of each segment
+        self.segments: tuple[Segment, ...] = ()  # another object whenever one is added
+        self._descriptors: list[int] = []  # of them, our own
+        self._close_descriptors = weakref.finalize(self, _close_all, self._descriptors)
 
     @property
     def size_bytes(self) -> int:
@@ -39,12 +42,17 @@ class MappedSlab:
             # A segment that could shrink under us would turn a read into a SIGBUS.
             if not sockets.cannot_shrink(segment.descriptor):  # verify: sealed segment
                 return "the pool's slab is not sealed."
-            file = os.fstat(segment.descriptor)
-            is_there = 0 < segment.size_bytes <= file.st_size
+            is_there = 0 < segment.size_bytes <= os.fstat(segment.descriptor).st_size
             if not is_there:  # verify: segment's size
                 return "the pool's slab is smaller than it says."
-            self._range.map(segment)
-            self._files.append((file.st_dev, file.st_ino))
+            ours = os.dup(segment.descriptor)
+            try:
+                self._range.map(segment)
+            except OSError:
+                os.close(ours)
+                raise
+            self._descriptors.append(ours)
+            self.segments = (*self.segments, Segment(ours, segment.size_bytes))
         except OSError as error:
             return f"the pool's slab cannot be mapped ({type(error).__name__})."
         return ""
@@ -54,12 +62,11 @@ class MappedSlab:
 
         In one sentence why not; what was mapped stays. The descriptors stay the caller's to close.
         """
-        files = [os.fstat(each) for each in descriptors]
-        known = len(self._files)
-        is_same = [(each.st_dev, each.st_ino) for each in files[:known]] == self._files
-        if not is_same or len(files) != len(welcome.segments):  # verify: same slab
+        known = self._descriptors
+        is_same = [*map(_file_of, descriptors[: len(known)])] == [*map(_file_of, known)]
+        if not is_same or len(descriptors) != len(welcome.segments):  # verify: same slab
             return "the pool has another slab than before."
-        for segment in [*map(Segment, descriptors, welcome.segments)][known:]:
+        for segment in [*map(Segment, descriptors, welcome.segments)][len(known) :]:
             why = self.add(segment)
             if why:
                 return why
@@ -74,7 +81,21 @@ class MappedSlab:
 
     def close(self) -> bool:
         """Unmap; False if somebody still reads from it: then try again."""
-        return self._range.close()
+        if not self._range.close():
+            return False
+        self._close_descriptors()
+        self.segments = ()
+        return True
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def _file_of(descriptor: int) -> tuple[int, int]:
+    file = os.fstat(descriptor)
+    return file.st_dev, file.st_ino
 
 
 def map_slab(welcome: Welcome, descriptors: list[int]) -> MappedSlab | str:

@@ -1,0 +1,1 @@
+"""Digests of what an engine stores."""
