@@ -28,7 +28,8 @@ PROBES = ("/v1/completions", "/v1/embeddings", "/pooling")
 class SleepingEngine:
     """One engine; `faults` are modes of sleeping that fail, as vLLM fails: it stays paused.
 
-    With the fault `probe` it computes no token for who asks whether it is awake.
+    With the fault `probe` it computes no token for who asks whether it is awake, with `ill` nothing
+    for anybody else.
     """
 
     def __init__(self, name: str, port: int = 0, weights: "Path | None" = None) -> None:
@@ -140,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(200, {"results": [engine.rpc(body["method"])]})
         elif "probe" in engine.faults and parts.path in PROBES:
             self._say(500, {})
+        elif "ill" in engine.faults and parts.path == "/v1/chat/completions":
+            self._say(503, {})
         elif parts.path == "/v1/completions":
             self._say(200, {"choices": [{"text": "".join(engine.pieces(1))}]})
         elif body.get("stream"):
@@ -167,8 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        with suppress(OSError):  # who asked may have gone
+            self.end_headers()
+            self.wfile.write(content)
 
 
 def main() -> None:

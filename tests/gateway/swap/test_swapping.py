@@ -289,6 +289,34 @@ def test_where_host_memory_is_short_weights_are_loaded_again(tmp_path: Path) -> 
         assert front.note("b")["pid"] != pid
 
 
+def test_an_engine_that_a_killed_gateway_was_waking_is_compared_by_the_next(
+    tmp_path: Path,
+) -> None:
+    weights = tmp_path / "weights"
+    weights.write_text("first")
+    gpu = f'{QUICK}host_memory = "10GiB"\nslab = "4GiB"\n'
+    big = owned("b", 'weights = "3GiB"', weights=weights)
+    with swapping(owned("a", 'weights = "4GiB"'), big, gpu=gpu) as front:
+        wake(front, "b", "a")
+        pid = front.note("b")["pid"]
+        front.kill()
+        weights.write_text("second")
+        found = re.search(r'url = "http://(.*?)"', big)
+        assert found is not None
+        for path, body in (
+            ("/wake_up?tags=weights", ""),
+            ("/collective_rpc", '{"method": "reload_weights"}'),
+        ):
+            engine = http.client.HTTPConnection(found[1], timeout=HANG_S)
+            engine.request("POST", path, body)
+            assert engine.getresponse().status == 200
+            engine.close()
+        front.start()
+        assert "0 b second;" in front.ask("b")[2]
+        assert "weights are not what they were" in front.text()
+        assert front.note("b")["pid"] != pid
+
+
 def test_a_command_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
     table = owned("a").replace(sys.executable, "/nonexistent/python")
     with swapping(table) as front:
@@ -303,12 +331,34 @@ def test_an_engine_that_computes_nothing_when_it_woke_gets_no_request() -> None:
         other.faults = {"probe"}
         assert front.ask("b")[0] == 503
         started, probes = front.engine("b")["started"], other.calls.count("/v1/completions")
-        wait_until(lambda: other.calls.count("/v1/completions") >= probes + 2, "more", HANG_S)
-        assert front.power("b") == "broken"
         assert front.engine("b")["why"] == "the probe failed: it answered 500"
+        assert other.calls[-1] == "/sleep?level=1&mode=keep"
+        assert front.ask("a")[0] == 200, "it gave the GPU back"
+
+        def was_tried_again() -> bool:
+            assert front.ask("b")[0] == 503
+            return other.calls.count("/v1/completions") > probes
+
+        wait_until(was_tried_again, "another try", HANG_S)
         assert front.engine("b")["started"] == started
         other.faults.clear()
         wait_until(lambda: front.ask("b")[0] == 200, "it to be used again", HANG_S)
+
+
+def test_an_engine_that_fails_every_request_sleeps_before_another_has_its_gpu() -> None:
+    with two() as (one, other), swapping(shared(one), shared(other)) as front:
+        wake(front, "b", "a")
+        one.faults = {"ill"}
+        wait_until(
+            lambda: front.ask("a")[0] == 503 and front.engine("a")["condition"] == "down",
+            "it to be left out",
+            HANG_S,
+        )
+        one.calls.clear()
+        assert front.ask("b")[0] == 200
+        assert "/sleep?level=1&mode=keep" in one.calls
+        one.faults.clear()
+        wait_until(lambda: front.ask("a")[0] == 200, "it to be used again", HANG_S)
 
 
 def test_an_engine_that_starts_and_computes_nothing_gives_the_gpu_back(tmp_path: Path) -> None:

@@ -253,6 +253,8 @@ class Forwarding:
 
     async def _write(self, exchange: _Exchange, observer: AnswerObserver, data: bytes) -> None:
         """Pass on what is whole of an answer, when it is known which engine holds it."""
+        if engine := self._dispatcher.engines.get(exchange.request.engine):  # else it was given up
+            engine.pieces += 1
         was_named = bool(observer.name)
         passed = observer.passing(data)
         if observer.name and not was_named:

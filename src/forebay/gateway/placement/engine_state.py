@@ -49,6 +49,7 @@ class EngineState:
         self.prefixes = PrefixMap()
         self.running = 0  # requests
         self.started = 0  # requests, ever
+        self.pieces = 0  # of answers, that came
         self.prefill_tokens = 0.0  # uncached, of requests whose first token has not come
         self.long_prefills = 0  # of these requests, those that are long
         self.kv_in_use = 0.0  # tokens that running requests need beyond what was cached

@@ -4,7 +4,9 @@ Never with `mode=abort`, which ends answers as if they were whole. What goes wro
 sentence that says why, empty where it went well.
 """
 
+import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +19,7 @@ SLEEP_S: Final = 300.0  # the first pins host memory, which takes seconds
 WAKE_S: Final = 300.0
 RELOAD_S: Final = 1800.0  # weights from a disk, or from farther away
 PROBE_S: Final = 120.0
+_HEAR_S: Final = 0.25  # between looks at answers under way, while it is probed
 _LOOK_S: Final = 10.0
 _BYTES_MAX: Final = 64 << 20
 _LEVELS: Final = {Rest.LEVEL_1: 1, Rest.LEVEL_2: 2}
@@ -51,8 +54,12 @@ class SleepControl:
         """Schedule again, after a sleep that failed; nothing if it sleeps all the same."""
         await self._post("/wake_up?tags=scheduling", WAKE_S)
 
-    async def wake(self, rest: Rest) -> str:
-        """Wake up, from the level at which it sleeps."""
+    async def wake(self, rest: Rest, weights_sha256: str = "") -> str:
+        """Wake up, from the level at which it sleeps; from level 2 with these weights alone.
+
+        They are compared before it has a KV cache: from then on it computes, and what it stores is
+        taken for theirs. An engine whose gateway ends in between says that it sleeps.
+        """
         steps: list[tuple[str, object, float]] = [("/wake_up", None, WAKE_S)]
         if rest is Rest.LEVEL_2:
             reload = {"method": "reload_weights"}
@@ -65,13 +72,29 @@ class SleepControl:
             found = await self._post(path, timeout_s, body)
             if isinstance(found, Unanswered):
                 return f"it did not wake: {found.why}"
+            is_loaded = path == "/collective_rpc"
+            if is_loaded and await self.weights_digest() != weights_sha256:  # verify: weights
+                return "its weights are not what they were"
         is_sleeping = await self.is_sleeping()
         if isinstance(is_sleeping, Unanswered):
             return f"it did not wake: {is_sleeping.why}"
         return "it sleeps on" if is_sleeping else ""
 
-    async def probe(self) -> str:
-        """Have it compute one token: an engine that sleeps says that it is healthy."""
+    async def probe(self, heard: Callable[[], int] = lambda: 0) -> str:
+        """Have it compute one token: an engine that sleeps says that it is healthy.
+
+        Answers that it has kept may leave no room for it. What comes of them says as much: `heard`
+        counts it.
+        """
+        before, asked = heard(), asyncio.ensure_future(self._compute())
+        try:
+            while heard() == before and not asked.done():
+                await asyncio.wait([asked], timeout=_HEAR_S)
+            return "" if heard() != before else asked.result()
+        finally:
+            asked.cancel()
+
+    async def _compute(self) -> str:
         why = "it has no endpoint for a probe"
         for path, body in _PROBES:
             found = await self._post(path, PROBE_S, {**body, "model": self._model})

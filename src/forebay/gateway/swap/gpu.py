@@ -82,7 +82,11 @@ class GpuTurns:
                 if not owned.is_running:
                     await owned.stop()
                     self._ended(lifecycle)
-            elif is_lost:
+            elif (
+                is_lost
+                and not await lifecycle.is_awake()  # else it has the GPU, and may sleep
+                and engine.condition is Condition.DOWN
+            ):
                 self._broken(lifecycle, engine.why)
 
     async def _learn(self, lifecycle: EngineLifecycle) -> None:

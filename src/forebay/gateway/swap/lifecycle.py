@@ -65,7 +65,13 @@ class EngineLifecycle:
             return Power.ASLEEP, ""
         # One that was found broken has computed nothing since; others may be busy for long.
         why = await self._control.probe() if self.engine.power is Power.BROKEN else ""
+        if why and self.owned is None:
+            await self._give_gpu_back()
         return (Power.BROKEN if why else Power.AWAKE), why
+
+    async def is_awake(self) -> bool:
+        """Whether it says so itself, however it answers requests."""
+        return await self._control.is_sleeping() is False
 
     async def prepare(self) -> None:
         """Before its last answers: whether it will sleep or be stopped is known afterwards."""
@@ -95,6 +101,8 @@ class EngineLifecycle:
         """Serve; why it does not, or nothing."""
         if is_asleep and not self._has_ended():
             why = await self._wake_up()
+            if why and self.owned is None:
+                await self._give_gpu_back()
             if not why or self.owned is None:
                 return why
             _log.warning("engine %s is started anew: %s", self.name, why)
@@ -114,12 +122,14 @@ class EngineLifecycle:
         note = self.owned.note if self.owned is not None else None
         if note is not None:
             rest = Rest(note.rest)
-        if why := await self._control.wake(rest):
+        if why := await self._control.wake(rest, "" if note is None else note.weights_sha256):
             return why
-        known = note.weights_sha256 if note is not None else ""
-        if rest is Rest.LEVEL_2 and await self._control.weights_digest() != known:
-            return "its weights are not what they were"
-        return await self._control.probe()
+        return await self._control.probe(lambda: self.engine.pieces)
+
+    async def _give_gpu_back(self) -> None:
+        """One that computes nothing and cannot be stopped sleeps, if it does that much."""
+        if await self.is_awake():
+            await self._control.sleep(self.rest, _LADDER[0], SLEEP_S)
 
     async def _start(self) -> str:
         assert self.owned is not None
