@@ -1,7 +1,7 @@
 """What one pool process moves where no drive is the limit: GB/s in and out, commits, lookups.
 
-Usage: pool_ceiling.py [--dir /dev/shm] [--engines 1,4,8] [--gib 4] [--seconds 4] [--without-drive].
-The drive takes no time (`forebay.testing.nulldisk`): the pool does all it does for a real one,
+Usage: pool_ceiling.py [--dir /dev/shm] [--engines 1,4,8] [--gib 4] [--seconds 4] [--drives 1].
+A drive takes no time (`forebay.testing.nulldisk`): the pool does all it does for a real one,
 hashing and verifying too, and the copy between slots and drive, which a drive's own DMA makes,
 costs nothing. Payloads are really copied into slots by the engines, processes with a client each:
 
@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--engines", default="1,4,8")
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--without-drive", action="store_true", help="DRAM alone, to compare")
+    parser.add_argument("--drives", type=int, default=1, help="0: DRAM alone, to compare")
     wanted = parser.parse_args()
     dram_bytes = int(wanted.gib * 2**30)
     first: dict[str, float] = {}
@@ -159,7 +159,10 @@ def main() -> int:
         for count in map(int, wanted.engines.split(",")):
             directory = place / f"{count}"
             directory.mkdir(mode=0o700)
-            disks = [] if wanted.without_drive else [DiskSetting(str(directory), DISK_BYTES)]
+            drives = [directory / f"{number}" for number in range(wanted.drives)]
+            for drive in drives:
+                drive.mkdir(mode=0o700)
+            disks = [DiskSetting(str(drive), DISK_BYTES // len(drives)) for drive in drives]
             pool_of = running_pool(dram_bytes, disks, "forebay.testing", ["--null-drive"])
             with pool_of as pool, pool.client() as watch:
                 found = measured(pool, watch, count, wanted.seconds, dram_bytes)

@@ -104,3 +104,29 @@ def test_a_queue_that_is_flushed_and_closed_leaves_no_writer_asleep(
     queue.end_store(written)
     wait_until(writers.are_gone, "the writers to go")
     closing.join(60)
+
+
+def test_a_load_that_ends_wakes_no_writer_where_no_store_waits(
+    queue: JobQueue, make_load: Callable[[], LoadJob]
+) -> None:
+    """Each that woke would take the interpreter from those who read."""
+    wait, woken = queue._store_ready.wait, threading.Semaphore(0)
+
+    def counted(timeout: float | None = None) -> bool:
+        found = wait(timeout)
+        woken.release()
+        return found
+
+    queue._store_ready.wait = counted  # type: ignore[method-assign]
+    writers = Writers(queue, 4)
+    wait_until(lambda: len(queue._store_ready._waiters) == 4, "the writers")  # type: ignore[attr-defined]
+    for _ in range(20):
+        queue.put_load(make_load())
+        read = queue.take_load(time.monotonic)
+        assert read is not None
+        queue.end_load(read)
+    queue.put_store(store())
+    writers.await_taken(1)
+    assert [woken.acquire(blocking=False) for _ in range(2)] == [True, False]
+    queue.drain(0)
+    wait_until(writers.are_gone, "the writers to go")

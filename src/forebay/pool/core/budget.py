@@ -64,7 +64,8 @@ class Budget:
 
     def _used_with(self, engine: str) -> int:
         """What an engine holds, and others of its process."""
-        return sum(map(self.used_by, self._processes.engines_with(engine)))
+        engines = self._processes.engines_with(engine)
+        return self.used_by(engine) if len(engines) == 1 else sum(map(self.used_by, engines))
 
     def share_bytes(self, engine: str) -> int:
         """What an engine may hold in all, beside what others hold."""

@@ -134,7 +134,7 @@ class JobQueue:
         with self._lock:
             self._loading.remove(job)
             if not (self._loads or self._loading):
-                self._store_ready.notify_all()  # stores may use their full depth again
+                self._wake_writers(len(self._stores))  # they may use their full depth again
             self._idle.notify_all()
 
     def end_store(self, job: StoreJob) -> None:
@@ -142,7 +142,7 @@ class JobQueue:
         with self._lock:
             self._storing.remove(job)
             self._stores_bytes -= job.length
-            self._store_ready.notify()
+            self._wake_writers(min(1, len(self._stores)))
             self._idle.notify_all()
 
     def oldest(self) -> float | None:
@@ -185,6 +185,13 @@ class JobQueue:
             self._load_ready.notify_all()
             self._store_ready.notify_all()
             return self._idle.wait_for(self._is_idle, timeout_s)
+
+    def _wake_writers(self, count: int) -> None:
+        """As many as have something to do: each that wakes in vain costs all other threads time."""
+        if self._closed:
+            self._store_ready.notify_all()  # those for whom nothing is left end
+        elif count:
+            self._store_ready.notify(count)
 
     def _is_idle(self) -> bool:
         return not (self._loads or self._stores or self._loading or self._storing)
