@@ -62,8 +62,8 @@ BESIDE ?=
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
-# Two at a time, each with engines of its own that the tests of a file share.
-VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies tests/engines/codec
+# Three at a time, each with engines of its own that the tests of a file share; the longest first.
+VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 3 --dist loadfile --no-loadscope-reorder -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies tests/engines/codec
 
 .PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-long test-vllm test-gateway test-engines test-models test-versions test-stores coverage-stores test-hosts test-definitions bench-stores gpu-test gpu-bench
 help: ## list the targets

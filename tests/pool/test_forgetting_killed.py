@@ -142,6 +142,7 @@ def is_on_disk(pool: PoolProcess) -> bool:
     return any(payload[:64] in content for payload in PAYLOADS for content in files)
 
 
+@pytest.mark.long  # test_p10_forgetting.py has every step
 def test_t63_killed_while_a_tenant_is_forgotten_under_load(pool: PoolProcess) -> None:
     store(pool, "kept", OTHERS)
     ends = []

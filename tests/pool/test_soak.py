@@ -21,7 +21,7 @@ from tests import pool_process
 from tests.disk_harness import allocated
 from tests.pool_process import PoolProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = float(os.environ.get("FOREBAY_SOAK_S") or 12)
 CLIENTS, NAMESPACES = 10, 3

@@ -227,7 +227,7 @@ def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
         assert sample in here, f"record {number} was acknowledged and is lost"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
 def test_t2_random_kills_under_load(

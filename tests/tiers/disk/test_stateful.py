@@ -57,7 +57,7 @@ def test_t28_a_load_is_a_miss_or_exactly_what_was_stored() -> None:
     run(DiskMachine, examples=15, steps=25)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("machine", [DiskMachine, EncryptedDiskMachine])
 def test_t28_a_load_is_a_miss_or_exactly_what_was_stored_at_length(
