@@ -1,19 +1,24 @@
 """What hosts publish of their use: as bytes, and as whoever starts finds it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import xxhash
-from tests.remote_harness import CLOSE_S, PATIENT, open_remote
-from tests.store_faults import WarmListener, check_warm_start
+from tests.remote_harness import AGE_S, CLOSE_S, PATIENT, open_remote, opened_remote
+from tests.store_faults import WarmListener, check_warm_start, is_stored
 
 from forebay.record.header import DEFAULT_TENANT, Damage
+from forebay.record.region import short
 from forebay.sys.memory import PAGE_BYTES
 from forebay.testing.conformance.hooks import eventually
-from forebay.testing.samples import NAMESPACE
+from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.contract import USED_RECORDS_MAX, UsedRecord, WarmStart
-from forebay.tiers.remote.index import used
+from forebay.tiers.remote.index import table, used
+from forebay.tiers.remote.index.published import Publication, tail_name, unpack
 from forebay.tiers.remote.index.used import Uses, pack_used, unpack_used, used_name
+from forebay.tiers.remote.io.looking import Looking
+from forebay.tiers.remote.process.messages import Action, Answer
 from forebay.tiers.remote.process.watching import UsedByHosts
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
@@ -140,6 +145,43 @@ def test_a_tier_tells_what_is_used_and_offers_it_where_it_is_told_to(place: Path
     eventually(lambda: bool(listener.offered))
     second.close(CLOSE_S)
     assert listener.offered == [WarmStart([record("a")], 7 << 30, 1 << 20)], "once"
+
+
+def test_where_it_lies_is_published_before_it_is_told_to_be_used(place: Path) -> None:
+    sample = single("used")
+    name = sample.name
+    used = UsedRecord(name.namespace, name.tenant, name.group, short(name.key), 7)
+    with opened_remote(place, options=replace(PATIENT, publish_s=AGE_S)) as tier:
+        eventually((place / tail_name("a")).exists)
+        eventually(lambda: is_stored(tier, sample))
+        tier.publish_used([used])
+        eventually((place / used_name("a")).exists)
+        tail = unpack((place / tail_name("a")).read_bytes())
+    assert isinstance(tail, Publication)
+    assert len(tail.packs) == 1, "another host would pass over what it cannot find"
+
+
+def test_what_is_used_is_asked_for_before_where_it_lies_and_offered_behind(place: Path) -> None:
+    listener = WarmListener()
+    url = f"file://{place}?cap=1MiB&warm=7GiB:1MiB"
+    tier = RemoteTier.open(url, "b", PATIENT, listener=listener)
+    looking, told = Looking(tier.parts), [record("a")]
+    nothing = memoryview(table.build([], []))
+    first = looking.request(0.0)
+    assert first is not None
+    looking.answered(first, Answer(0), [])  # some hosts, not yet all
+    rest = looking.request(0.0)
+    assert rest is not None
+    assert first.action is rest.action is Action.USED
+    looking.answered(rest, Answer(0), [memoryview(pack_used(told))])
+    assert not listener.offered, "it is not known where it lies"
+    then = looking.request(0.0)
+    assert then is not None
+    assert then.action is Action.REFRESH
+    looking.answered(then, Answer(0), [nothing, nothing])
+    assert [each.records for each in listener.offered] == [told]
+    assert looking.request(0.0) is None
+    tier.close(CLOSE_S)
 
 
 def test_a_host_that_starts_hears_of_it(place: Path) -> None:

@@ -7,7 +7,7 @@ ends when a call has results.
 from typing import Final
 
 from forebay.record.header import Damage
-from forebay.tiers.contract import WarmStart
+from forebay.tiers.contract import UsedRecord, WarmStart
 from forebay.tiers.remote.index.table import RecordTable
 from forebay.tiers.remote.index.used import unpack_used
 from forebay.tiers.remote.io.parts import RemoteParts
@@ -30,6 +30,7 @@ class Looking:
         self._refresh_at = 0.0
         self._is_refreshing = self._is_warming = False  # hosts of a round are still to be asked
         self._warm_tries = _WARM_TRIES if parts.warm.limit_bytes else 0  # that are left
+        self._used: list[UsedRecord] = []  # what hosts use most, until it is offered
         self._requests = 0  # that this round has made
         self._round_requests = 2  # and the last one
 
@@ -39,16 +40,21 @@ class Looking:
         if not parts.fits(_REQUESTS_MIN):
             return None
         limit = min(_HOSTS_AT_ONCE, (parts.room() - 1) // 2)
+        # Before the first round, so that this one finds what hosts tell of, and nothing older.
+        is_first = not (self.has_looked or self._is_refreshing) and self._warm_tries == _WARM_TRIES
+        if self._is_warming or is_first:
+            return self._ask_for_used(limit)
         if self._is_refreshing or now >= self._refresh_at:
             if not self._is_refreshing:
                 self._is_refreshing, self._requests = True, 0
                 self._refresh_at = now + self._refresh_s()
             return StoreRequest(0, Action.REFRESH, at=self._version, limit=limit)
-        if self._is_warming or self._warm_tries:
-            self._warm_tries -= not self._is_warming
-            self._is_warming = True
-            return StoreRequest(0, Action.USED, limit=limit)
-        return None
+        return self._ask_for_used(limit) if self._warm_tries else None
+
+    def _ask_for_used(self, limit: int) -> StoreRequest:
+        self._warm_tries -= not self._is_warming
+        self._is_warming = True
+        return StoreRequest(0, Action.USED, limit=limit)
 
     def _refresh_s(self) -> float:
         """Until the next round: a budget is not to be used up by looking."""
@@ -70,6 +76,9 @@ class Looking:
         self._parts.others.learn(tables[0], snapshots, self._parts.clock.monotonic())
         self._version, self._round_requests = answer.count, self._requests
         self._end_round()
+        if self._used:
+            self._parts.listener.warm_start(WarmStart(self._used, *self._parts.warm))
+            self._used = []
 
     def _end_round(self) -> None:
         """Between two rounds, however long they take, there is time for what else is due."""
@@ -79,11 +88,13 @@ class Looking:
         self._is_refreshing, self.has_looked = False, True
 
     def _warm_up(self, results: Results) -> None:
-        """Hosts use this most: let the pool fetch it, as much and as fast as it is to."""
+        """Hosts use this most: behind the next round the pool may fetch as much as it is to.
+
+        A host publishes where a record lies before it tells of its use, so that round finds it.
+        """
         self._is_warming, self._warm_tries = False, 0
         records = unpack_used(results[0])
-        if records and not isinstance(records, Damage):
-            self._parts.listener.warm_start(WarmStart(records, *self._parts.warm))
+        self._used = [] if isinstance(records, Damage) else records
 
     def failed(self, request: StoreRequest) -> None:
         """The round is over; a later one begins anew."""

@@ -322,30 +322,39 @@ class Upkeep:
         if answer.count:
             _log.info("%d objects of hosts that are gone were deleted", answer.count)
 
-    def _publish(self) -> None:
+    def _publish(self, done: Callable[[], None] = lambda: None) -> None:
         own, limit = self._parts.own, self._parts.options.tail_entries_max
         tail = own.tail()
         entries = sum(len(pack.entries) for pack in tail.packs) // published.ENTRY_BYTES
         if max(entries, len(tail.deleted)) <= limit:
-            self._put_tail(tail)
+            self._put_tail(tail, done)
             return
         snapshot = own.snapshot()
         data = published.pack(snapshot)
 
         def snapshot_put() -> None:
             own.snapshot_put(snapshot, len(data))
-            self._put_tail(own.tail())
+            self._put_tail(own.tail(), done)
 
         self._put(published.snapshot_name(self._parts.host), data, snapshot_put)
 
     def _publish_used(self) -> None:
+        """Tell what is used most, behind the index: whoever hears of a record finds it there."""
         parts = self._parts
         told, parts.used = parts.used, ()
-        records = [each for each in told if each.tenant not in parts.forgotten]
-        self._put(used_name(self._parts.host), pack_used(records), lambda: None)
 
-    def _put_tail(self, tail: Publication) -> None:
-        self._put(published.tail_name(self._parts.host), published.pack(tail), lambda: None)
+        def put_used() -> None:
+            records = [each for each in told if each.tenant not in parts.forgotten]
+            self._put(used_name(parts.host), pack_used(records), lambda: None)
+
+        if parts.own.is_changed:
+            self._published_at = parts.clock.monotonic()
+            self._publish(put_used)
+        else:
+            put_used()
+
+    def _put_tail(self, tail: Publication, done: Callable[[], None]) -> None:
+        self._put(published.tail_name(self._parts.host), published.pack(tail), done)
 
     def _put(
         self,
