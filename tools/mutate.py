@@ -42,7 +42,7 @@ TESTS: Final = {  # by layer, the quickest to notice first; other packages have 
     "tenants.py": ["tests/test_tenants.py"],
     "sys": ["tests/sys", "tests/cli/test_confinement.py"],
 }
-NUMPY: Final = ("codec", "copies", "digests.py", "vllm")  # of engines/: their tests need numpy
+NUMPY: Final = ("codec", "copies", "digests", "vllm")  # of engines/: their tests need numpy
 FIRST: Final = 8  # of those tests: mostly enough, and read from a few files
 SEEN_MAX: Final = 200  # tests that ran a line and are tried before all of its directories
 BAD_MAX: Final = 5  # of one mutant: tests that were flaky, or took too long
