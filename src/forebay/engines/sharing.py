@@ -79,7 +79,7 @@ class EngineNamespace:
         self._rename()
 
     def retreat(self) -> None:
-        """The weights may have changed in memory: share with nobody, not even with the past."""
+        """The weights may have changed in memory: use a new namespace that nobody shares."""
         self._private = secrets.token_hex(16)
         self._rename()
 

@@ -43,12 +43,12 @@ from forebay.pool.messages import (
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
-# How many requests may be told to ask again at a time. vLLM redoes its own lookup at each ask, 0.08
-# µs for each token that it has itself: so many may wait that have no tokens, and few that have many.
+# Requests that may be told to ask again at a time. vLLM redoes its own lookup at each ask, 0.08 µs
+# per token that it has itself: so many may wait that have few tokens, and few that have many.
 _AGAIN_MAX: Final = 64
 _AGAIN_FEW: Final = 8
 _AGAIN_TOKENS: Final = 32_768
-Matched: TypeAlias = tuple[int | None, bool]  # tokens, or None: ask again; whether it is a load
+Matched: TypeAlias = tuple[int | None, bool]  # tokens to load (None: ask again), and if it loads
 Wait: TypeAlias = Callable[[Callable[[], bool]], None]  # waits for this, within the step's limit
 
 
@@ -97,7 +97,7 @@ class Lookups:
         self._requests = requests
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
-        self._reach: dict[int, tuple[int, int]] = {}  # rank → its slab, and how far it can copy
+        self._reach: dict[int, tuple[int, int]] = {}  # rank → its slab, and the end of its reach
         self._judgement = LoadJudgement(shape, limits.min_tokens, requests)
         # Is told what the pool has of a request: chunks, and how many of them in DRAM.
         self.when_found: Callable[[TrackedRequest, int, int], None] | None = None

@@ -28,7 +28,7 @@ class RequestLoadState(IntEnum):
     NONE = auto()  # not looked up, or not any more
     FAILED = auto()  # recompute; this request is not looked up any more
     LOOKED_UP = auto()  # the pool has not said what it knows
-    FOUND = auto()  # it has
+    FOUND = auto()  # the pool has said what it knows
     ASKED = auto()  # the pool has not promised yet
     PROMISED = auto()  # promised; the scheduler has not allocated blocks yet
     LOADING = auto()  # blocks are allocated; the workers are told part by part

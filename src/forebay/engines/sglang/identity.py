@@ -18,7 +18,7 @@ from forebay.engines.weights import local_weights
 
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
-# SGLang's arguments that say how KV is computed or laid out, by their names. Too many cost a hit
+# Names of SGLang's arguments that tell how KV is computed or laid out. One too many costs hits
 # between engines started differently; one too few breaks promise 6. Read in 0.5.23.
 _SHAPING: Final = re.compile(
     r"dtype|quant|attention|attn|dsa|dsv4|gemm|gem_|layout|precision|precise|fus|moe|expert|tf32"

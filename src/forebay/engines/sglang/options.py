@@ -15,7 +15,7 @@ _WITHOUT_EFFECT: Final = ("chunk_tokens", "compress", "min_tokens")
 
 
 def settings_of(extra: Mapping[str, object] | None) -> Settings:
-    """Our settings in SGLang's `hicache_storage_backend_extra_config`; variables override them."""
+    """Our settings in SGLang's backend configuration; they override our environment variables."""
     ours = {name: value for name, value in (extra or {}).items() if name not in _THEIRS}
     spelled = SettingsSource(ours, lambda name: f'hicache_storage_backend_extra_config["{name}"]')
     return build([spelled, from_environment(os.environ)])

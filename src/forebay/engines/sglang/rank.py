@@ -105,7 +105,7 @@ class EngineRank:
     def load(
         self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]
     ) -> list[bool]:
-        """Have these pages where SGLang wants them: those from the first on that are True are."""
+        """Load these pages into SGLang's buffers; True for each page, from the first, that came."""
         names, buffers = _names(keys), self._shape.buffers(addresses, sizes, len(keys))
         done = 0
         if self.store is not None and names is not None and buffers is not None:

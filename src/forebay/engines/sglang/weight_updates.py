@@ -38,7 +38,7 @@ def have_changed(updater: type) -> bool:
 def _noting(updater: type, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noted(self: Any, *arguments: Any, **named: Any) -> Any:
-        setattr(updater, _MARK, True)  # before: a page may be computed as soon as it is done
+        setattr(updater, _MARK, True)  # set first: a page may be computed as soon as it is done
         return method(self, *arguments, **named)
 
     return noted

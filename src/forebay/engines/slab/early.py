@@ -23,7 +23,7 @@ _SEARCH_S: Final = 300.0  # how long to look for a pool that is started at the s
 _END_S: Final = 2.0  # how long to wait for the thread when the engine ends
 
 StartPool = Callable[[], object]  # waits until a pool answers; StartupError if none can be had
-View = Callable[[MappedSlab, int], WorkerSlab]  # a mapping and its generation, as a worker sees it
+View = Callable[[MappedSlab, int], WorkerSlab]  # a worker's view of a mapping of this generation
 
 
 class PoolPlace(NamedTuple):

@@ -30,7 +30,7 @@ def worker_slab(
 ) -> WorkerSlab:
     """A mapped slab as this worker uses it."""
     slot_bytes = slot_bytes_for(chunk_bytes_of(shape, widest))
-    has_one_size = not (shape.local or shape.is_encoded)  # what cannot be encoded takes more
+    has_one_size = not (shape.local or shape.is_encoded)  # records that do not fit take more
     return WorkerSlab(
         generation,
         np.frombuffer(mapped.memory, dtype=np.uint8),

@@ -61,7 +61,7 @@ def transfer_config(settings: Settings, socket_path: str) -> dict[str, object]:
 
 
 def settings_of(transfer: Any) -> Settings:
-    """Our settings in vLLM's `KVTransferConfig`; variables override them."""
+    """Our settings in vLLM's `KVTransferConfig`; they override our environment variables."""
     extra = dict(transfer.kv_connector_extra_config)
     extra.pop(_ALWAYS_LOAD, None)
     spelled = SettingsSource(extra, lambda name: f'kv_connector_extra_config["{name}"]')
@@ -74,13 +74,13 @@ def always_loads(transfer: Any) -> bool:
 
 
 def command(arguments: Sequence[str], transfer: Mapping[str, object] | None) -> list[str]:
-    """The server's command line: ours, then what was passed on; without `transfer`, plain vLLM."""
+    """The server's command line: ours, then the user's words; without `transfer`, plain vLLM."""
     ours = [] if transfer is None else [TRANSFER_FLAG, json.dumps(transfer)]
     return [sys.executable, "-P", "-m", MODULE, *ours, *arguments]
 
 
 def environment(settings: Settings, base: Mapping[str, str], *, offline: bool) -> dict[str, str]:
-    """The server's variables: telemetry off, and our settings removed, since flags carry them."""
+    """The server's variables: no telemetry, and of our settings only the secret ones."""
     variables = {
         name: value for name, value in base.items() if not name.startswith(VARIABLE_PREFIX)
     }
