@@ -57,7 +57,7 @@ def are_sound(encoded: Bytes, page_bytes: int) -> bool:
 
 
 def decode(encoded: Bytes, page_bytes: int) -> Bytes | None:
-    """The pages; None where these are not encoded pages of this size, whole and undamaged."""
+    """The decoded pages; None unless these are undamaged encoded pages of this size."""
     if not are_sound(encoded, page_bytes):
         return None
     pages = np.empty((len(encoded), page_bytes), dtype=np.uint8)

@@ -109,7 +109,7 @@ class TierStack:
         news: TierNews,
         now: Callable[[], float],
     ) -> None:
-        """Open the tiers, the nearest first; a StartupError if one cannot be had.
+        """Open the tiers, the nearest first; a StartupError if one cannot be opened.
 
         `now` is called on any thread.
         """

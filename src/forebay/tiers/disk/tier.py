@@ -345,7 +345,7 @@ class DiskTier(Tier):
             drive.close(max(0.0, until - self._clock.monotonic()))
 
     def _choose(self, length: int) -> Drive | DropReason:
-        """The drive with the least assigned for its size."""
+        """The drive with the least assigned for its size, or why there is none."""
         healthy = [
             (drive.assigned_bytes / cap_bytes, drive.region_log.drive, drive)
             for drive, cap_bytes in zip(self._drives, self._caps_bytes, strict=True)
@@ -418,7 +418,7 @@ def _finish_forgetting(
 def _recover(
     directories: Sequence[Directory], catalog: Catalog[Region], options: Options, world: World
 ) -> tuple[dict[Directory, RecoveredDirectory], list[str]]:
-    """Open the directories; also returns paths whose medium fails. DirectoryError if none opens."""
+    """Open the directories; also returns paths whose medium fails. A DirectoryError closes all."""
     opened: dict[Directory, RecoveredDirectory] = {}
     missing: list[str] = []
     for wanted in directories:

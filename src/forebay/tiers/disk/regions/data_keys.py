@@ -239,7 +239,7 @@ class DataKeys(RecordKeys):
             _log.warning("keys cannot be written yet (%s)", error.strerror)
 
     def _add(self, tenant: bytes) -> None:
-        """Create a tenant's key; None if it was forgotten, or if no medium takes the key."""
+        """Create a tenant's key, unless it was forgotten or no medium takes the key."""
         if tenant in self._forgotten:  # verify: no key for a forgotten tenant
             return
         secret, key_id = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(KEY_ID_BYTES)

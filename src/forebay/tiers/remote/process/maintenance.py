@@ -68,7 +68,7 @@ class HostWatch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._since: dict[str, tuple[_Published, float]] = {}  # by host, with when it was seen
+        self._since: dict[str, tuple[_Published, float]] = {}  # by host: as published, since when
 
     def look(self, hosts: Mapping[str, _Published]) -> None:
         """These hosts exist, and have published this."""

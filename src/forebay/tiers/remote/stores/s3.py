@@ -79,7 +79,7 @@ class S3Store(ObjectStore):
         return self._noted(outcome)
 
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
-        """See ObjectStore. Where it has more than fits, what is behind that is not seen."""
+        """See ObjectStore. If there is more than fits, the rest is not seen."""
         wait_s = self._url.timeout_s * _LIST_FACTOR
 
         async def listed() -> dict[str, Any]:

@@ -199,7 +199,7 @@ class MooncakeClient:
 
 
 def _buffer(client: _Mooncake, buffer: _TransferBuffer, size: int) -> memoryview | None:
-    """Its memory, made larger where that is needed; None if it cannot be had."""
+    """A buffer's memory, enlarged if necessary; None if that fails."""
     if len(buffer.view) < size:
         if len(buffer.view):
             client.unregister_buffer(_address(buffer.view))

@@ -205,7 +205,7 @@ class Servers:
             raise RefusedError(ServerError("NOAUTH")) from None
 
     def _context(self) -> ssl.SSLContext:
-        """Likewise with certificates."""
+        """The TLS context, with certificates that are read anew, too."""
         authorities = self._url.option("ca") or os.environ.get("SSL_CERT_FILE")
         context = ssl.create_default_context(cafile=authorities or None)
         if self._url.option("cert"):

@@ -89,7 +89,7 @@ class ValkeyStore(ObjectStore):
         return found if isinstance(found, int) else _failure(found)
 
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
-        """See ObjectStore. Where it has more than fits, what is behind that is not seen."""
+        """See ObjectStore. If there is more than fits, the rest is not seen."""
         deadline = self._servers.until(self._timeout_s * _LIST_FACTOR)
         above = self._key(prefix.strip("/") + "/" if prefix.strip("/") else "")
 
@@ -187,7 +187,7 @@ def _listed(connection: RespConnection, above: str) -> Iterator[StoredObject]:
 
 
 def _scanned(connection: RespConnection, above: str) -> set[str]:
-    """The names right below a prefix; with a slash behind it, more is below."""
+    """The names right below a prefix; one with a slash at its end has more below it."""
     found: set[str] = set()
     cursor = b"0"
     for _ in range(_SCANS_MAX):
