@@ -1,4 +1,4 @@
-"""The pool's barrier: an exception that nobody foresaw ends one piece of work, not the pool.
+"""The pool's barrier: an unforeseen exception ends one piece of work, not the pool.
 
 Every message, every job and every timer of a pool runs behind it. What it catches is a bug, so it
 is counted (`faults.caught` in the statistics) and logged with the places it went through; the

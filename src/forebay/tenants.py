@@ -1,4 +1,4 @@
-"""Tenants as settings say them: `[[tenant]]` tables of a TOML file; a SettingsError for each slip.
+"""Tenants in the settings: `[[tenant]]` tables of a TOML file; a SettingsError for each mistake.
 
     [[tenant]]
     name = "search"

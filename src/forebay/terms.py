@@ -1,4 +1,4 @@
-"""On what terms a store is used: what is sent there, what it costs, what it may cost a day.
+"""Terms of a store: what is sent there, what it costs, what it may cost a day.
 
     send=reused|all         only what is asked for again, or long; or everything
     requests=N              requests that this host may make in a day (UTC); 0: as many as it likes

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: pools, inference servers, and clients beside what is measured.
+"""Processes that a benchmark starts: pools, inference servers, and background clients.
 
 Each runs in a session of its own, so that Ctrl-C reaches only us, and is ended with everything that
 it started. A pool that we leave behind because we were killed ends soon after its last client.

@@ -1,1 +1,1 @@
-"""Documents of prompts, ordered so that those which many prompts share become prefixes."""
+"""Orders the documents of prompts, so that documents that many prompts share become prefixes."""

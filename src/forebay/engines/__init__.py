@@ -1,1 +1,1 @@
-"""One package an engine; the only code that imports it."""
+"""One package per engine: the only code that imports vLLM or SGLang."""

@@ -1,11 +1,11 @@
-"""The hash of each LoRA adapter's files, in a process of its own, while they stay the same.
+"""Hashes of LoRA adapters' files, computed and watched by a separate process.
 
 An engine loads an adapter when a request first names it, and may load it again later. So an adapter
-is known by what its files hold, and only while they hold it: `python -m forebay.engines.adapters`
-hashes them and looks at them every second from then on. `AdapterHashes` writes to that process and
-takes its answers, and never waits. What has changed once stays unknown while the engine runs.
+is identified by the content of its files, and only while that stays the same: `python -m
+forebay.engines.adapters` hashes the files and checks them every second from then on.
+`AdapterHashes` writes to that process and reads its answers, without ever waiting.
 
-Assumed: nobody changes the files of an adapter between its loading and the first request with it.
+Assumed: nobody changes an adapter's files between its loading and the first request that uses it.
 """
 
 import json
@@ -26,12 +26,12 @@ Stamps: TypeAlias = dict[str, str]  # file → everything that changes when it d
 
 @dataclass(slots=True)
 class _Adapter:
-    """What an engine calls by one number."""
+    """The adapter that an engine knows by one number."""
 
     path: str
     is_asked: bool = False  # the process was told to hash it
     digest: str = ""  # empty: not known
-    is_lost: bool = False  # it cannot be known any more
+    is_lost: bool = False  # its files have changed, or cannot be hashed; final
 
 
 class AdapterHashes:
@@ -48,13 +48,13 @@ class AdapterHashes:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         self._adapters: dict[int, _Adapter] = {}
-        self._gone: set[str] = set()  # hashes of what was lost since the last `poll`
+        self._gone: set[str] = set()  # hashes of adapters lost since the last `poll`
         self._unread = b""
 
     def digest_of(self, number: int, path: str) -> str | None:
-        """The hash of an adapter's files; empty where it cannot be known, None if it is not yet.
+        """The hash of an adapter's files; "" if it cannot be known, None if it is not known yet.
 
-        An engine goes by the number: what it loads again for it may be another path's.
+        The engine may load another path under the same number: the adapter is then lost.
         """
         adapter = self._adapters.setdefault(number, _Adapter(path))
         if adapter.path != path:  # verify: one adapter
@@ -66,11 +66,11 @@ class AdapterHashes:
         return adapter.digest or None
 
     def lose(self, number: int) -> None:
-        """An engine may have something else by this number from now on."""
+        """Stop trusting this number: the engine may have loaded another adapter under it."""
         self._lose(self._adapters.setdefault(number, _Adapter("")))
 
     def poll(self) -> set[str]:
-        """Take what the process has answered; hashes of adapters that are not what they were."""
+        """Read the process's answers; return the hashes of adapters whose files have changed."""
         for line in self._lines():
             number, digest = json.loads(line)
             adapter = self._adapters[number]
@@ -87,13 +87,13 @@ class AdapterHashes:
 
     def _ask(self, number: int, adapter: _Adapter) -> None:
         line = json.dumps([number, adapter.path]).encode() + b"\n"
-        if len(line) > select.PIPE_BUF:  # more is not written at once
+        if len(line) > select.PIPE_BUF:  # a longer line might be written in parts
             self._lose(adapter)
             return
         assert self._process.stdin is not None
         try:
             os.write(self._process.stdin.fileno(), line)
-        except BlockingIOError:  # it has much to hash: asked with the next request
+        except BlockingIOError:  # the pipe is full: the next request asks again
             return
         except OSError:
             self._lose(adapter)
@@ -105,7 +105,7 @@ class AdapterHashes:
             more = os.read(self._process.stdout.fileno(), 1 << 16)
         except BlockingIOError:
             return []
-        if not more:  # it has ended: nobody looks at the files any more
+        if not more:  # the process has ended: nobody watches the files
             for adapter in self._adapters.values():
                 self._lose(adapter)
         *lines, self._unread = (self._unread + more).split(b"\n")
@@ -118,7 +118,7 @@ class AdapterHashes:
 
 
 def stamps_of(directory: str) -> Stamps:
-    """The files of an adapter as they are now; empty if it is none."""
+    """The stamp of each file of an adapter, as it is now; empty if this is no adapter."""
     try:
         found = {
             str(path): stamp_of(path)
@@ -132,7 +132,7 @@ def stamps_of(directory: str) -> Stamps:
 
 
 def hash_adapter(directory: str, stamps: Stamps, memory: Path) -> str:
-    """The hash of files that have these stamps, before and after; empty if it cannot be had."""
+    """The hash of files that have these stamps before and after hashing; "" if it fails."""
     try:
         digest = hash_files(map(Path, sorted(stamps)), memory) if stamps else ""
     except OSError:
@@ -141,7 +141,7 @@ def hash_adapter(directory: str, stamps: Stamps, memory: Path) -> str:
 
 
 def main() -> int:
-    """Answer what is written to us, [number, path], with [number, hash]; until our input ends."""
+    """Answer each line [number, path] of our input with [number, hash], until the input ends."""
     watched: dict[int, tuple[str, Stamps]] = {}
     unread = b""
     while True:

@@ -1,8 +1,8 @@
-"""The one place where everything is caught: between vLLM and us.
+"""The one place where every exception is caught: between the engine and Forebay.
 
-Whatever goes wrong behind it is a miss for the engine: counted, logged once a minute for each
-reason, and answered with a value that makes vLLM go on as without the tier. But where going on
-would mean to compute from bytes that are not there, it ends.
+Whatever goes wrong inside is a miss for the engine: it is counted, logged once a minute for each
+reason, and answered with a value that lets vLLM go on as without Forebay. Only where going on would
+mean computing from bytes that are missing does the engine end (`BrokenError`).
 """
 
 import functools
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 _INTERVAL_S: Final = 60.0
-_CALLS_MAX: Final = 1000  # kept of one hook between two steps
+_CALLS_MAX: Final = 1000  # durations kept of one hook between two steps
 _log: Final = logging.getLogger("forebay")
 _Result = TypeVar("_Result")
 
 
 class BrokenError(Exception):
-    """The engine must not go on: it relies on bytes that cannot be brought."""
+    """The engine must end: a forward pass relies on bytes that cannot be loaded any more."""
 
 
 class Boundary:
@@ -27,14 +27,14 @@ class Boundary:
 
     def __init__(self, when_failed: Callable[[], None] = lambda: None) -> None:
         self.failures = 0
-        self.turn = threading.RLock()  # held by every hook, and by who acts in between
+        self.turn = threading.RLock()  # held by every hook, and by `IdleThread` between hooks
         self.called_at = 0.0  # when a hook was last called, by `perf_counter`
         self._when_failed = when_failed
-        self._seconds: dict[str, list[float]] = {}  # of each call, hook by hook
+        self._seconds: dict[str, list[float]] = {}  # durations of its calls, by hook
         self._logged: dict[str, float] = {}
 
     def call(self, fallback: Callable[[], _Result], work: Callable[[], _Result]) -> _Result:
-        """The work's answer, or the fallback's if anything at all went wrong."""
+        """The work's result, or the fallback's if the work raised anything but `BrokenError`."""
         try:
             return work()
         except BrokenError:
@@ -44,13 +44,13 @@ class Boundary:
             return fallback()
 
     def took(self, hook: str, seconds: float) -> None:
-        """A hook has returned."""
+        """Note how long a hook took."""
         calls = self._seconds.setdefault(hook, [])
         if len(calls) < _CALLS_MAX:
             calls.append(seconds)
 
     def take_seconds(self) -> dict[str, list[float]]:
-        """The time of every call since the last one of this."""
+        """The durations noted since the last call, by hook."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 

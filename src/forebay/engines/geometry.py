@@ -6,9 +6,9 @@ needs exist (`forebay.engines.groups`). An engine may keep several block tables 
 record the blocks of one table lie behind those of another, and of each block all layers.
 
 Where several workers serve one model, a record consists of *shards*, which lie side by side in its
-slot, padded to the size of the largest. Every worker copies its own: some of the heads, some of the
-layers, or, with context parallelism, some of the tokens of every block. Workers whose KV is the
-same have one shard together, which one of them stores and all of them load.
+slot, each padded to the size of the largest. Every worker copies its own: some of the heads, some
+of the layers or, with context parallelism, some of the tokens of every block. Workers with the same
+KV share one shard, which one of them stores and all of them load.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from typing import Final, NamedTuple
 from forebay.engines.copies.contract import Piece
 from forebay.record.exponents import can_encode, encoded_bytes
 
-_CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
+_CHUNK_BYTES: Final = 4 << 20  # size that a chunk should have: good for drives and for DMA
 _CHUNK_TOKENS_MAX: Final = 256
 
 
 def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
-    """How many blocks a chunk has where nobody says otherwise."""
+    """How many blocks a chunk has by default."""
     return max(1, min(_CHUNK_BYTES // block_bytes, _CHUNK_TOKENS_MAX // block_tokens))
 
 
@@ -36,7 +36,7 @@ class ReachKind(StrEnum):
     FULL = "full"  # to the beginning
     WINDOW = "window"  # over a number of tokens, the present one included
     CHUNKED = "chunked"  # to the last multiple of a number of tokens
-    STATE = "state"  # they keep a state instead, which only the engine knows when to store
+    STATE = "state"  # recurrent: one state, kept when the engine says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Reach:
     tokens: int = 0
 
     def start(self, tokens: int) -> int:
-        """The first token without whose KV none can follow so many; never less for more."""
+        """The first token that layers still need once `tokens` are computed; never falls."""
         if self.kind is ReachKind.WINDOW:
             return max(0, tokens - self.tokens + 1)
         if self.kind is ReachKind.CHUNKED:
@@ -62,29 +62,29 @@ FULL = Reach()
 class Shard:
     """One worker's part of every record."""
 
-    rank: int = 0  # of the worker
-    number: int = 0  # of the shard, in the order in which they lie in a slot
-    is_stored: bool = True  # by this worker; else by another that has the same bytes
+    rank: int = 0  # rank of the worker
+    number: int = 0  # number of the shard, in the order of shards in a slot
+    is_stored: bool = True  # False: another worker has the same bytes and stores them
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The shape of a group's records; group 0's has those of the other groups with it."""
+    """The shape of a group's records; the geometry of group 0 holds those of the other groups."""
 
-    layers: tuple[str, ...]  # in the order in which they lie in a slot; of one worker
-    page_bytes: int  # of one layer of one block; of the largest, where they differ
-    block_tokens: int  # of all ranks together, where each has some of a block's tokens
+    layers: tuple[str, ...]  # of one worker, in the order in which they lie in a slot
+    page_bytes: int  # one layer of one block; the largest if they differ
+    block_tokens: int  # of all ranks together if they split a block's tokens
     chunk_blocks: int
     shards: int = 1
     ranks: int = 1  # workers
-    widest_bytes: int = 0  # of a block, in the largest shard; 0: they are equal
+    widest_bytes: int = 0  # of a block in the largest shard; 0: all shards are equal
     reach: Reach = FULL
     tables: tuple[int, ...] = (0,)  # the engine's numbers of the group's block tables
     table_layers: tuple[int, ...] = ()  # how many layers each table has; empty: there is one table
     local: tuple["Geometry", ...] = ()  # groups 1, 2, …; of group 0 only
-    layer_bytes: tuple[int, ...] = ()  # of each layer of one block; empty: all are equal
-    is_encoded: bool = False  # its records are, but for those that do not fit
-    # What follows from these; looked at for every chunk.
+    layer_bytes: tuple[int, ...] = ()  # of each layer of a block; empty: all are equal
+    is_encoded: bool = False  # its records are encoded, except those that do not fit
+    # Derived from the above once, since they are used for every chunk.
     groups: tuple["Geometry", ...] = field(init=False, repr=False, compare=False)  # by number
     block_bytes: int = field(init=False, repr=False, compare=False)  # of one worker, all tables
     table_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False)  # by table
@@ -98,7 +98,7 @@ class Geometry:
 
     @property
     def table_count(self) -> int:
-        """Block tables that the engine has, in all groups."""
+        """The number of the engine's block tables, in all groups."""
         return sum(len(group.tables) for group in self.groups)
 
     @property
@@ -110,7 +110,7 @@ class Geometry:
 
     @property
     def shard_block_bytes(self) -> int:
-        """A block in every table, as it lies in a shard, with its padding."""
+        """A block's bytes in a shard, all tables, padding included."""
         return self.widest_bytes or self.block_bytes
 
     @property
@@ -125,7 +125,7 @@ class Geometry:
 
     @property
     def engine_block_bytes(self) -> int:
-        """A block of the engine, which is of one table at a time, where it is the largest."""
+        """The size of the engine's blocks: the largest, since a block belongs to one table."""
         widest = [group.shard_block_bytes for group in self.groups if len(group.tables) == 1]
         others = [group.table_bytes for group in self.groups if len(group.tables) > 1]
         return max([*widest, *chain.from_iterable(others)])
@@ -137,9 +137,9 @@ class Geometry:
 
     @property
     def can_encode(self) -> bool:
-        """Whether all pages have one size, and one that is less encoded; the widest shard's too.
+        """Whether all pages, in every shard, have one size and encoding makes it smaller.
 
-        A record's length alone tells whether it is encoded.
+        Then a record's length tells whether it is encoded.
         """
         if self.layer_bytes or not can_encode(self.page_bytes):
             return False
@@ -148,7 +148,7 @@ class Geometry:
 
     @property
     def encoded_pages(self) -> tuple[int, ...]:
-        """By group, the size of its pages where these are encoded, else 0."""
+        """By group, the size of its pages if they are encoded, else 0."""
         return tuple(group.page_bytes if group.is_encoded else 0 for group in self.groups)
 
     def without_code(self) -> "Geometry":
@@ -157,12 +157,12 @@ class Geometry:
         return replace(self, is_encoded=False, local=local)
 
     def record_bytes(self, blocks: int, *, is_raw: bool = False) -> int:
-        """The payload of a record of so many blocks; `is_raw`: of one that cannot be encoded."""
+        """The payload of a record of so many blocks; `is_raw`: of one that is not encoded."""
         is_encoded = self.is_encoded and not is_raw
         return self.in_slot(self.shard_block_bytes, is_encoded=is_encoded) * blocks * self.shards
 
     def in_slot(self, size_bytes: int, *, is_encoded: bool) -> int:
-        """What whole pages of a KV cache take in a slot."""
+        """The size in a slot of whole pages of a KV cache."""
         if not is_encoded:
             return size_bytes
         return size_bytes // self.page_bytes * encoded_bytes(self.page_bytes)
@@ -178,7 +178,7 @@ class ShardPlaces:
     _blocks: dict[tuple[int, bool], "_BlockPlaces"] = field(default_factory=dict, compare=False)
 
     def shard_of(self, piece: Piece) -> tuple[int, int, int]:
-        """Offset of a record's shard, the bytes in it, and those with its padding."""
+        """The offset of this worker's shard of a record, its size, and its size with padding."""
         block = self._block_of(piece)
         blocks = piece.size or block.chunk_blocks
         padded = block.padded_bytes * blocks
@@ -198,7 +198,7 @@ class ShardPlaces:
             start += block_bytes * count
 
     def _block_of(self, piece: Piece) -> "_BlockPlaces":
-        """Computed once for all pieces of a kind."""
+        """Where a block lies in a slot; computed once for all pieces of a kind."""
         kind = (piece.group, piece.is_encoded)
         found = self._blocks.get(kind)
         if found is None:
@@ -221,7 +221,7 @@ class ShardPlaces:
 class _BlockPlaces(NamedTuple):
     """A block of a group's records, encoded or not, as it lies in a slot."""
 
-    first_table: int  # numbered through all groups
+    first_table: int  # of its first block table, numbered through all groups
     table_bytes: tuple[int, ...]  # by table
     size_bytes: int  # in all tables
     padded_bytes: int  # in the largest shard

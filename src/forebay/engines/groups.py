@@ -2,15 +2,14 @@
 
 The contract. A hit of n chunks needs all n records of group 0. Of a local group, whose layers start
 looking at token `reach.start(tokens)`, it needs the blocks from there to the hit's end, and so the
-records of the chunks that these lie in. The record of chunk c holds those of the chunk's blocks
-that a hit which ends with c needs; a later hit needs no others of them. So a window shorter than a
-chunk has one record a hit, of the window alone; a longer one has several, of whole chunks.
+records of the chunks that those blocks lie in. The record of chunk c holds the chunk's blocks that
+a hit ending with c needs; a later hit needs no others of them. So a window shorter than a chunk
+needs one record a hit, of the window alone; a longer one needs several, of whole chunks.
 
 A record of a local group needs no other record: its parent is ROOT. It is stored only where a hit
 may end: with the prompt, with any chunk of the answer, and where a known prefix could not be used
-because local records were missing, for others will branch off there too. Layers that keep a state
-have one block at the end of a chunk, where the engine kept the state that it had there; the engine
-says where it did.
+because local records were missing, since other requests will branch off there too. Layers that keep
+a state have one block at the end of a chunk; the engine says at which chunks it has kept the state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +23,9 @@ Has = Callable[[int, int], bool]  # whether the pool has a group's record of a c
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """A prefix that every group can serve: what is loaded, in the order in which it is asked for.
+    """A prefix that every group can serve: its records, in the order in which they are asked for.
 
-    Positions below `chunks` are chunks of the chain, group 0; local records follow.
+    Positions below `chunks` are chunks of the chain (group 0); local records follow.
     """
 
     chunks: int = 0
@@ -34,7 +33,7 @@ class PrefixHit:
 
     @property
     def records(self) -> int:
-        """Of all groups."""
+        """The number of its records, in all groups."""
         return self.chunks + len(self.local)
 
     def record_at(self, position: int) -> tuple[int, int]:
@@ -53,7 +52,7 @@ def hit_of(shape: Geometry, chunks: int) -> PrefixHit:
 
 
 def longest_hit(shape: Geometry, known: int, has: Has) -> PrefixHit:
-    """The longest hit, of at most `known` chunks, whose local records the pool has."""
+    """The longest hit of at most `known` chunks all of whose local records the pool has."""
     chunks = known
     while chunks:
         hit = hit_of(shape, chunks)
@@ -95,10 +94,10 @@ def piece_of(
     is_encoded: bool = False,
     offset: int = -1,
 ) -> Piece | None:
-    """A record's blocks, those of them that are wanted, where they lie; None: none is.
+    """The wanted blocks of a record, where they lie; None if none of them is wanted.
 
-    `tables` are the request's block tables, by the engine's numbers; `wanted` is all of it if not
-    given. The slot at `offset` may not be known yet.
+    `tables` are the request's block tables, by the engine's numbers; `wanted` defaults to all
+    blocks. The slot at `offset` may not be known yet.
     """
     number, chunk = record
     group = shape.groups[number]
@@ -121,10 +120,10 @@ def piece_of(
 def stored_records(
     shape: Geometry, chunks: range, ends: Sequence[int], computed: int
 ) -> Iterator[tuple[int, int]]:
-    """Local records of these chunks that are worth storing and whose blocks have not been freed.
+    """Local records of these chunks that are worth storing and whose blocks are not freed yet.
 
-    `ends`: where hits may end, in chunks; from the last of them on, everywhere. `computed`: tokens
-    that the request had before this step: the engine has freed what lies before their reach.
+    `ends`: where hits may end, in chunks; after the last of them every chunk counts. `computed`:
+    tokens that the request had before this step: the engine has freed what lies before their reach.
     """
     for number, group in enumerate(shape.local, 1):
         if group.reach.kind is ReachKind.STATE:
@@ -144,7 +143,7 @@ def kept_states(
 ) -> Iterator[tuple[tuple[int, int], Piece]]:
     """Records of states that an engine has kept: `handed` has table, block and tokens of each.
 
-    Only states at the end of a chunk are of use, and only with those of all tables of their group.
+    Only states at the end of a chunk are of use, and only if all tables of their group have one.
     """
     for number, group in enumerate(shape.local, 1):
         if group.reach.kind is not ReachKind.STATE:

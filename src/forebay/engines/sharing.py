@@ -1,6 +1,6 @@
-"""Whether an engine shares its KV, under which name, and if not, why.
+"""Whether an engine shares its KV, in which namespace, and if not, why.
 
-The states are a closed set, since they are the values of a metric's label.
+The states are a closed set, since they are values of a metric's label.
 """
 
 import logging
@@ -15,16 +15,16 @@ from forebay.pool import service
 from forebay.settings import Settings
 
 DISABLED: Final = "Forebay is disabled for this engine: %s."
-NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
+NAMESPACE_DIGITS: Final = 16  # digits of a namespace that `forebay stats` shows
 _log: Final = logging.getLogger("forebay")
 
 
 class SharingState(StrEnum):
     """What an engine is doing about sharing; the label of the gauge `forebay:sharing`."""
 
-    SHARING = "sharing"  # it has joined a pool and knows who it is
+    SHARING = "sharing"  # it has joined a pool and its namespace is known
     HASHING_WEIGHTS = "hashing_weights"  # nothing is shared until the hash is known
-    NO_POOL = "no_pool"  # there is none, or it went away; joined when it is back
+    NO_POOL = "no_pool"  # there is none, or it went away; joined again when it is back
     DECLINED = "declined"  # the configuration is not supported; final
     WEIGHTS_UNKNOWN = "weights_unknown"  # no files to hash, and no `weights_id`; final
 
@@ -34,18 +34,19 @@ class Obstacle(NamedTuple):
 
     state: SharingState  # never SHARING
     sentence: str  # what is in the way and what to do about it, without a full stop
-    reason: str  # the same for a metric: a kind that is declined, or what could not be had
+    reason: str  # for a metric: the kind that is declined, or what is missing
 
 
 def must_share(settings: Settings) -> bool:
-    """Whether an engine that finds no pool at its start is to end."""
+    """Whether an engine that finds no pool at its start must end."""
     return settings.strict or settings.no_pool == "fail"
 
 
 def find_pool(settings: Settings) -> str:
-    """Where the pool is, joined or started if it can be; it is looked for again while serving.
+    """The path of the pool, which is joined, or started, if possible.
 
-    StartupError where there can be none at all, or one is demanded.
+    If none answers, the engine serves without one and keeps looking for it; StartupError if the
+    settings demand a pool.
     """
     path = service.socket_path(settings)
     try:
@@ -58,27 +59,27 @@ def find_pool(settings: Settings) -> str:
 
 
 class EngineNamespace:
-    """The namespace of one engine; unknown until its weights are."""
+    """The namespace of one engine; not known before its weights are."""
 
     def __init__(self, fields: Mapping[str, str | int]) -> None:
-        """`fields` are everything that shapes KV bytes, but for the weights and the tokens."""
+        """`fields` is everything that shapes KV bytes, except the weights and the tokens."""
         self._fields = fields
         self._weights: dict[str, str] = {}
         self._private = ""
         self.name: bytes | None = None
 
     def know_weights(self, digest: str, *drafter: str) -> None:
-        """The hash of the weights' files is known: from here on there is a name."""
+        """Set the hash of the weights' files: from now on there is a name."""
         self._weights = {"weights": digest, **({"drafter_weights": drafter[0]} if drafter else {})}
         self._rename()
 
     def name_weights(self, weights_id: str) -> None:
-        """A namespace by an operator's name for the weights: a field that equals no hash."""
+        """Identify the weights by an operator's name, in a field that never equals a hash."""
         self._weights = {"weights_id": weights_id}
         self._rename()
 
     def retreat(self) -> None:
-        """The weights may have changed in memory: share with nobody, not even with the past."""
+        """The weights may have changed in memory: use a new namespace that nobody shares."""
         self._private = secrets.token_hex(16)
         self._rename()
 

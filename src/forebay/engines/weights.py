@@ -1,4 +1,4 @@
-"""The hash of all bytes of a model's weights, in a process of its own, remembered by file stamp.
+"""The hash of a model's weights, computed in a separate process and remembered by file stamp.
 
 Weights are tens of gigabytes; an engine must not wait for them, nor share its interpreter with the
 hashing. `WeightsHash` starts `python -m forebay.engines.weights DIR…` and looks, without waiting,
@@ -16,19 +16,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_END_S: Final = 1.0  # the engine that closes waits for no longer
+_END_S: Final = 1.0  # how long an engine waits when it ends
 SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class FoundWeights(NamedTuple):
-    """Where a model's weight files are on this machine, or why they are not."""
+    """The directory of a model's weight files on this machine, or why there is none."""
 
     directory: str
-    why: str  # empty: every file there can be read
+    why: str  # "": every file there can be read
 
 
 class WeightsHash:
-    """The weights of an engine's models; `poll` answers without waiting."""
+    """The hashes of the weights of an engine's models; `poll` does not wait."""
 
     def __init__(self, *directories: str) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
@@ -37,10 +37,10 @@ class WeightsHash:
             text=True,
         )
         self._digests: list[str] | None = None
-        self.why = ""  # it cannot be had, in one sentence, where that is so
+        self.why = ""  # why there will be no hash, in one sentence; "": there may be one
 
     def poll(self) -> list[str] | None:
-        """The hash of each directory's weights, once all are known."""
+        """The hash of each directory's weights once all are known, else None."""
         process = self._process
         if process is not None and process.poll() is not None:
             self._process = None
@@ -61,7 +61,7 @@ class WeightsHash:
 
 
 def end_hashing(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
-    """Kill it, and close its pipes; one that a busy machine does not end in time ends later."""
+    """Kill the process and close its pipes; on a busy machine it may end a little later."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_S)
@@ -71,12 +71,12 @@ def end_hashing(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> N
 
 
 def weight_files(directory: str) -> list[Path]:
-    """The files that hold weights, by name."""
+    """The files that hold weights, sorted by name."""
     return sorted(path for path in Path(directory).iterdir() if path.suffix in SUFFIXES)
 
 
 def local_weights(model: str, revision: str | None) -> FoundWeights:
-    """The weight files of a model that is named by its directory, or as a hub names it."""
+    """The weight files of a model, given as a directory or by its name on a hub."""
     try:
         directory = _local_directory(model, revision)
         files = weight_files(directory) if directory else []
@@ -89,7 +89,7 @@ def local_weights(model: str, revision: str | None) -> FoundWeights:
 
 
 def _local_directory(model: str, revision: str | None) -> str:
-    """The model's directory on this machine; empty if it has none."""
+    """The model's directory on this machine; "" if there is none."""
     if Path(model).is_dir():
         return model
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for names of a hub
@@ -101,7 +101,7 @@ def _local_directory(model: str, revision: str | None) -> str:
 
 
 def hash_weights(directory: str, memory: Path) -> str:
-    """Hash every weight file, or remember it; FileNotFoundError if there is none."""
+    """Hash every weight file, or recall the hash; FileNotFoundError if there is none."""
     files = weight_files(directory)
     if not files:
         raise FileNotFoundError(directory)
@@ -109,7 +109,7 @@ def hash_weights(directory: str, memory: Path) -> str:
 
 
 def hash_files(files: Iterable[Path], memory: Path) -> str:
-    """Hash these files, names included, or remember them."""
+    """Hash these files, names included, or recall the hash."""
     known = _read(memory)
     seen: dict[str, str] = {}
     total = hashlib.blake2b(digest_size=32)
@@ -129,14 +129,14 @@ def _hash_file(path: Path) -> str:
 
 
 def stamp_of(path: Path) -> str:
-    """Everything that changes when a file does."""
+    """A text that changes whenever the file does."""
     found = path.stat()
     stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return ":".join(map(str, stamp))
 
 
 def memory_path() -> Path:
-    """Where this user's hashes are remembered."""
+    """The file in which this user's hashes are remembered."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "forebay" / "weights.json"
 
@@ -150,7 +150,7 @@ def _read(memory: Path) -> dict[str, str]:
 
 
 def _write(memory: Path, known: dict[str, str]) -> None:
-    """Replace the file whole; a machine where that cannot be done hashes again next time."""
+    """Replace the file atomically; if that fails, the weights are hashed again next time."""
     try:
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as file:

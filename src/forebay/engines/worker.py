@@ -1,9 +1,9 @@
-"""A worker's half of an engine's connector: what a step plan says, done by copies.
+"""A worker's half of an engine's connector: carries out step plans by copies.
 
-A promised load is served from the slab of its generation, even when the pool is gone: nobody writes
-there any more. Only when the last of these is done is the next slab mapped; until then stores are
-missed and loads of the next one fail, which the engine answers by computing. The first slab may be
-there before a step names it (`slab.early`).
+A promised load is served from the slab of its generation even if the pool is gone: nobody writes
+there any more. The next slab is mapped only when the last of these loads is done; until then stores
+are missed and loads of the next slab fail, so that the engine computes instead. The first slab may
+be mapped before a step names it (`slab.early`).
 """
 
 import logging
@@ -50,17 +50,17 @@ class WorkerConnector:
         self._clock = clock
         self._copies: Copies | None = None
         self._session: PoolSession | None = None
-        self._generation = 0  # of its slab, which may outlive the session; 0: none
-        self._is_leaving = False  # the slab of this session, for another one
-        self._widest: tuple[int, ...] = ()  # with which that slab is attached
-        self._report, self._reach = WorkerReport(), (0, 0)  # the latter as was told last
+        self._generation = 0  # generation of the slab, which may outlive the session; 0: none
+        self._is_leaving = False  # this session's slab is being detached, to map another one
+        self._widest: tuple[int, ...] = ()  # `StepPlan.widest` with which that slab was attached
+        self._report, self._reach = WorkerReport(), (0, 0)  # the reach that was reported last
         # Parts of each request's load: not on the wire yet; on it, the engine not told yet; and
         # those of which the engine was told, with the step, so that forwards wait for them.
         self._under_way: Counter[str] = Counter()
         self._coming: dict[str, list[LoadPart]] = {}
         self._announced: deque[tuple[int, list[LoadPart]]] = deque()
-        self._has_last_part: set[str] = set()  # requests for which nothing more will come
-        self.is_checked = False  # whether what is encoded is compared with the reference
+        self._has_last_part: set[str] = set()  # requests whose last part has come
+        self.is_checked = False  # whether the codec is compared with the reference
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
@@ -68,9 +68,9 @@ class WorkerConnector:
         self._early: EarlySlab | None = None  # until a step has named a slab
 
     def register(self, tensors: dict[str, Any], blocks: int) -> None:
-        """The KV cache is there; ValueError if it is not what the engine declared.
+        """Take the allocated KV cache; ValueError if it is not what the engine declared.
 
-        From then on `encodes` says what is encoded here, which may be nothing.
+        After this `encodes` tells what is encoded here, which may be nothing.
         """
         self._copies, self._shape = copies_for(
             self._shape, tensors, blocks, is_checked=self.is_checked
@@ -82,7 +82,7 @@ class WorkerConnector:
         return self._shape.encoded_pages
 
     def prepare(self, start_pool: StartPool | None) -> None:
-        """Have the slab mapped and registered before the first step; returns at once.
+        """Begin to map and register the slab before the first step; returns at once.
 
         `start_pool` is called, on another thread, if no pool answers.
         """
@@ -95,7 +95,7 @@ class WorkerConnector:
         self._early = EarlySlab(place, self._copies, view, slot_bytes, self._clock)
 
     def begin(self, step: StepPlan) -> None:
-        """Before the forward: store what this step names; once, however often it is called."""
+        """Begin a step before its forward pass: store what it names. Repeated calls do nothing."""
         if step is self._begun:
             return
         self._begun = step
@@ -114,7 +114,7 @@ class WorkerConnector:
         self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
 
     def load(self, load: LoadPart) -> None:
-        """Copy in what was promised to one request."""
+        """Begin to copy a part that was promised to one request."""
         self._under_way[load.request] += 1
         if load.is_last:
             self._has_last_part.add(load.request)
@@ -125,7 +125,7 @@ class WorkerConnector:
             copies.load(load)
 
     def fail(self, load: LoadPart) -> None:
-        """A load cannot be done: the engine computes these blocks itself."""
+        """A part cannot be loaded: the engine computes these blocks itself."""
         self._failed.add(load.request)
         pieces = load.pieces
         self._failed_blocks.update(id_ for each in pieces for ids in each.tables for id_ in ids)
@@ -133,7 +133,7 @@ class WorkerConnector:
         self._settle(load)
 
     def take_received(self) -> tuple[set[str], set[str]]:
-        """Requests whose loads are coming or have ended, and those of them that failed."""
+        """Requests whose loads are coming or over since the last call, and those that failed."""
         self._poll()
         received, self._received = self._received, set()
         number = self._begun.number if self._begun is not None else 0
@@ -145,12 +145,12 @@ class WorkerConnector:
         return received, failed
 
     def take_failed_blocks(self) -> set[int]:
-        """Blocks that could not be loaded."""
+        """Blocks that could not be loaded, since the last call."""
         blocks, self._failed_blocks = self._failed_blocks, set()
         return blocks
 
     def take_report(self) -> WorkerReport | None:
-        """What was done since the last call, and in which step."""
+        """What was done since the last call, and in which step; None if there is no news."""
         self._poll()
         copies, is_mapped = self._copies, self._is_mapped(self._generation)
         reach = (self._generation, copies.reach_bytes) if copies and is_mapped else (0, 0)
@@ -178,7 +178,7 @@ class WorkerConnector:
         self._unmap()
 
     def _poll(self) -> None:
-        """See what the copies have done."""
+        """Take over what the copies have finished."""
         if self._copies is None:
             return
         done = self._copies.take_done()
@@ -200,7 +200,7 @@ class WorkerConnector:
             self._report.over[load.serial] = {self._shard.rank}
 
     def _await_loads(self, reported: int) -> None:
-        """A step built after the engine was told of loads may use them: its forward waits."""
+        """Make this step's forward wait for loads that the engine knew of when it was built."""
         while self._announced and self._announced[0][0] <= reported:
             _, loads = self._announced.popleft()
             if self._copies is None:
@@ -210,7 +210,7 @@ class WorkerConnector:
                 raise BrokenError("nobody knows whether a forward has what it is built on")
 
     def _settle(self, load: LoadPart) -> None:
-        """A part is coming, or has failed; with a request's last one the engine is told of it."""
+        """A part is coming or has failed; after a request's last part the engine is told."""
         if load.failed:
             self._failed.add(load.request)
             self._failed_blocks.update(load.failed)
@@ -221,7 +221,7 @@ class WorkerConnector:
             self._received.add(load.request)
 
     def _bytes_of(self, piece: Piece) -> int:
-        """What this worker has of a piece."""
+        """The size of this worker's share of a piece."""
         return len(piece.blocks) * self._shape.groups[piece.group].block_bytes
 
     def _missed(self, store: Store) -> None:
@@ -251,7 +251,7 @@ class WorkerConnector:
         )
 
     def _reaches(self, pieces: Sequence[Piece]) -> bool:
-        """Whether these lie in the slab as it is mapped here; a segment may have been added."""
+        """Whether these pieces lie in the mapped slab; maps a segment that was added meanwhile."""
         session = self._session
         assert session is not None
         assert session.slab is not None
@@ -264,7 +264,7 @@ class WorkerConnector:
         return furthest < session.slab.size_bytes
 
     def _map(self, step: StepPlan) -> None:
-        """Have this step's slab mapped, unless loads of an older one are in it."""
+        """Map this step's slab, unless loads still need the older one."""
         if self._copies is None or self._is_mapped(step.generation):
             return
         if self._session is not None:
@@ -296,13 +296,13 @@ class WorkerConnector:
         self._attach(session.slab)
 
     def _attach(self, mapped: MappedSlab) -> None:
-        """Have all of it copied to and from, as far as it is mapped now."""
+        """Attach all of the slab that is mapped now to the copies."""
         assert self._copies is not None
         shape, shard = self._shape, self._shard
         self._copies.attach(worker_slab(mapped, self._generation, shape, shard, self._widest))
 
     def _leave_early(self, copies: Copies) -> bool:
-        """Have a slab unregistered and unmapped that no step has named; False: not yet."""
+        """Detach and unmap a slab that no step has named; False if it is still in use."""
         assert self._early is not None
         if not copies.detach() or not self._early.close():
             return False
@@ -318,9 +318,9 @@ class WorkerConnector:
 def copies_for(
     shape: Geometry, tensors: dict[str, Any], blocks: int, *, is_checked: bool = False
 ) -> tuple[Copies, Geometry]:
-    """The copies that fit where these tensors lie; ValueError if they are not as declared.
+    """The way to copy that fits these tensors; ValueError if they are not as declared.
 
-    With the shape that they copy: nothing of it is encoded where this device cannot do that.
+    Also the shape that is copied: nothing in it is encoded if this device cannot do that.
     """
     encoded_sizes = set(filter(None, shape.encoded_pages))
     if next(iter(tensors.values())).device.type != "cuda":
@@ -364,9 +364,9 @@ def copies_for(
 
 
 def why_not_encoded(warm: Callable[[int], str], sizes: Collection[int], *, is_aligned: bool) -> str:
-    """In a few words why pages of these sizes cannot be encoded by this device, or nothing.
+    """In a few words why this device cannot encode pages of these sizes; "" if it can.
 
-    `warm` compiles what one size needs, and says so itself where it knows.
+    `warm` compiles what one size needs, and returns the reason if that fails.
     """
     if sizes and not is_aligned:
         return "the KV cache is not aligned"

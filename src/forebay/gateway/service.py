@@ -1,4 +1,4 @@
-"""A gateway as a process: everything of it put together, run until it is told to end."""
+"""The gateway as a process: puts its parts together and runs until it is told to end."""
 
 import asyncio
 import logging

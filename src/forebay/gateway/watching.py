@@ -1,4 +1,4 @@
-"""Keeps an eye on engines: which are up, which models they serve, how much KV they hold.
+"""Watches the engines: which are up, which models they serve, how much KV they hold.
 
 A gateway that begins knows nothing and learns all of it here, so that it may be killed and started
 again at any time. An engine that is slow to answer stays as it is: only one that nobody listens

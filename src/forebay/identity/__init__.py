@@ -1,1 +1,1 @@
-"""What may be interchanged with what: keys and namespaces, as pure functions."""
+"""What may be used in place of what: keys and namespaces, as pure functions."""

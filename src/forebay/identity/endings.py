@@ -1,4 +1,4 @@
-"""How an answer ended, as a class: the only thing about an answer's text that leaves an engine.
+"""Classes of how answers end: the only thing about an answer's text that leaves an engine.
 
 A class is a small number. Some have names; the others stand for the last tokens of an answer, an
 end-of-turn or tool marker mostly, as `MARKERS` numbers into which all token ids fall: nobody can

@@ -1,4 +1,4 @@
-"""What a record of one group of layers is worth without others: the group's rule.
+"""Group rules: which other records a record of a group needs to be of use.
 
 A group is the layers of a model that look equally far back. Every chunk of tokens has a record for
 group 0, whose layers look back to the beginning; models of full attention have no other group. Of

@@ -1,4 +1,4 @@
-"""Reading a snapshot: what `forebay stats --json` and the HTTP port's /stats.json give."""
+"""Reads a snapshot, as `forebay stats --json` and the HTTP port's /stats.json give it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Metrics of requests as engines saw them: one call a request, when its fate is known."""
+"""Metrics of requests as engines saw them: one call per request, once its outcome is known."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

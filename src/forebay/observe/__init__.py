@@ -1,1 +1,1 @@
-"""Watching a pool over HTTP: metrics for Prometheus, health, readiness and statistics as JSON."""
+"""The pool's HTTP port: metrics for Prometheus, health, readiness and statistics as JSON."""

@@ -1,4 +1,4 @@
-"""Who may ask: the address that is listened at, the token, and the Host header.
+"""Who may use the HTTP port: the address it listens at, the token, and the Host header.
 
 An address other than loopback is refused without a token. At loopback the Host header must name
 this host, so that a page of somebody else's, whose name was made to point here (DNS rebinding),

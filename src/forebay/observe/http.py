@@ -1,4 +1,4 @@
-"""A small HTTP server for those who watch: GET and HEAD, one request a connection, all bounded.
+"""A small HTTP server: GET and HEAD, one request per connection, everything limited.
 
 Promised: whatever a client sends, or does not, costs at most one of a few threads for a few seconds
 and some KiB (`HttpLimits`). Who comes when all threads are taken gets the place of the connection

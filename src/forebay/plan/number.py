@@ -1,4 +1,4 @@
-"""Numbers from people and files, checked once: in range, finite, and of the type they claim.
+"""Numbers from people and files, checked once: in range, finite, and of the right type.
 
 The upper limits are far beyond any machine; they keep every later product within what a float and
 a table can show.

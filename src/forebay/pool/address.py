@@ -1,14 +1,14 @@
-"""Where a pool is found: its socket, and the lock beside it that only one pool can hold.
+"""Where a pool is found: its socket, and a lock beside it that only one pool can hold.
 
     pool.sock         what clients connect to, mode 0600
     pool.sock.lock    held from before a pool begins until it has ended; never removed
     pool.sock.log     what a pool that an engine started has to say
 
-The lock decides who may begin a pool here, so a socket file that a killed pool left behind is known
-to be stale, and two engines that start at once start one pool.
+The holder of the lock is the only one that may start a pool here. So a socket file that a killed
+pool left behind is known to be stale, and two engines that start at once start one pool.
 
-Who can replace the socket can be the pool. So nobody begins or joins one in a directory that others
-can write, be it sticky, or that lies where others could replace it (`scratch.why_replaceable`).
+Whoever can replace the socket can pose as the pool. So no pool is started or joined in a directory
+that others can write, sticky or not, or that others could replace (`scratch.why_replaceable`).
 """
 
 import contextlib
@@ -23,29 +23,29 @@ from forebay.sys import scratch, sockets
 from forebay.sys.disk import Disk
 
 _NAME: Final = "pool.sock"
-_FALLBACK: Final = "/tmp/forebay"  # noqa: S108 - and the user's id; it is made 0700 and checked
+_FALLBACK: Final = "/tmp/forebay"  # noqa: S108 - and the user's id; mode 0700, and checked
 _RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 
 
 class PoolAddress(NamedTuple):
-    """A socket's path and whether its directory is ours to make."""
+    """A socket's path, and whether we may create its directory."""
 
     path: str
     is_default: bool
 
     @property
     def directory(self) -> str:
-        """Where it lies."""
+        """The directory of the socket."""
         return os.path.dirname(self.path)  # noqa: PTH120 - paths stay as they are written
 
     @property
     def log_path(self) -> str:
-        """What a pool started by an engine wrote."""
+        """The log of a pool that an engine started."""
         return self.path + ".log"
 
 
 def find_address(socket: str, environment: Mapping[str, str] = os.environ) -> PoolAddress:
-    """Where the pool is: as configured, or this user's own; a StartupError if it cannot be."""
+    """The configured address, or this user's default one; a StartupError if there is none."""
     if socket:
         address = PoolAddress(os.path.abspath(socket), is_default=False)  # noqa: PTH100
     else:
@@ -63,7 +63,7 @@ def find_address(socket: str, environment: Mapping[str, str] = os.environ) -> Po
 
 
 def prepare(address: PoolAddress) -> None:
-    """Make sure that nobody else can put something in our socket's place, else a DirectoryError."""
+    """Create and check the socket's directory; a DirectoryError if others could replace it."""
     if address.is_default:
         scratch.make_private(address.directory)
     try:
@@ -78,12 +78,12 @@ def prepare(address: PoolAddress) -> None:
 
 
 def trusted_uids(pool_uids: Collection[int] = ()) -> frozenset[int]:
-    """Whose pools are joined: this user's, root's, and those of the users that were named."""
+    """The users whose pools are joined: this user, root, and the given ones."""
     return frozenset({Disk().user(), 0, *pool_uids})
 
 
 def why_unsafe(path: str, pool_uids: Collection[int] = ()) -> str | None:
-    """How somebody who is not trusted could put a socket at this path; None: nobody can.
+    """How an untrusted user could put a socket at this path; None if nobody can.
 
     OSError if there is no such directory.
     """
@@ -92,7 +92,7 @@ def why_unsafe(path: str, pool_uids: Collection[int] = ()) -> str | None:
 
 
 def take_lock(address: PoolAddress, disk: Disk | None = None) -> int | None:
-    """The lock's descriptor, or None while another holds it; prepare the address first."""
+    """The lock's descriptor, or None while another process holds it; call `prepare` first."""
     disk = disk or Disk()
     name = os.path.basename(address.path) + ".lock"  # noqa: PTH119
     try:
@@ -113,7 +113,7 @@ def take_lock(address: PoolAddress, disk: Disk | None = None) -> int | None:
 
 
 def create_log(address: PoolAddress, disk: Disk | None = None) -> int:
-    """A new log file in place of an old one; hold the lock before."""
+    """Replace the log by a new, empty file; hold the lock."""
     disk = disk or Disk()
     name = os.path.basename(address.log_path)  # noqa: PTH119
     directory = disk.open_directory(os.path.realpath(address.directory))
@@ -142,5 +142,5 @@ def _open_or_create(disk: Disk, directory: int, name: str) -> int:
         pass
     try:
         return disk.open(directory, name, create=True, direct=False, write=True)
-    except FileExistsError:  # somebody else was faster
+    except FileExistsError:  # somebody else created it first
         return disk.open(directory, name, create=False, direct=False, write=True)

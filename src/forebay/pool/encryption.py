@@ -1,4 +1,4 @@
-"""The keys of a pool that encrypts: read when it begins, and again when it is told to rotate."""
+"""The keys of a pool that encrypts, read at its start and at every rotation."""
 
 import logging
 from typing import Final
@@ -7,16 +7,16 @@ from forebay.errors import SettingsError
 from forebay.record.keyring import LIBRARY_VERSION, Keyring, MasterKeys
 from forebay.sys.protection import secret_source
 
-_SHOWN_BYTES: Final = 4  # of a key's id, for people
-_WAITING: Final = range(43, 50)  # releases that hold the interpreter's lock while they encrypt
+_SHOWN_BYTES: Final = 4  # bytes of a key's id that people are shown
+_WAITING: Final = range(43, 50)  # releases of cryptography that hold the GIL while they encrypt
 _log: Final = logging.getLogger("forebay")
 
 
 class Encryption:
-    """The setting `encryption`, in force."""
+    """The `encryption` setting in force."""
 
     def __init__(self, source: str) -> None:
-        """Read the keys; a StartupError says in one sentence why there are none."""
+        """Read the keys; a StartupError says in one sentence why that failed."""
         self._source = source
         self.keyring = Keyring(self._read())
         if int(LIBRARY_VERSION.partition(".")[0]) in _WAITING:
@@ -27,9 +27,9 @@ class Encryption:
             )
 
     def reread(self) -> str:
-        """Use the keys that the source gives now; the short id of the current one.
+        """Use the keys that the source gives now; returns the short id of the current one.
 
-        Waits for the source. A StartupError if it gives none that can be used: all stays as it is.
+        Waits for the source. A StartupError if it gives no usable keys: then nothing changes.
         """
         if secret_source.kind_of(self._source) in secret_source.READ_ONCE:
             raise SettingsError(
@@ -48,5 +48,5 @@ class Encryption:
 
 
 def shown(keys: MasterKeys) -> str:
-    """The current key, for people."""
+    """The current key's id, as people are shown it."""
     return keys.masters[0].id[:_SHOWN_BYTES].hex()

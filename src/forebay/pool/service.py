@@ -1,7 +1,8 @@
-"""A pool as a service: begun by an operator, or by the first engine that finds none.
+"""A pool as a service: started by an operator, or by the first engine that finds none.
 
 A pool that an engine starts runs in a session of its own, outlives that engine, and ends `linger_s`
-after the last one. Its sizes hold for all: who joins later with other settings finds one log line.
+after the last one. Its sizes apply to all engines: one that joins later with other settings logs
+one line.
 """
 
 import contextlib
@@ -50,15 +51,15 @@ from forebay.urls import RemoteUrl
 COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -m forebay.cli pool`
 LOCK_FLAG: Final = "--inherited-lock"
 _START_S: Final = 120.0  # a large directory is opened warm within this time
-TAKEN_BYTES_PER_S: Final = 1e9  # and DRAM is taken at this speed, or faster
-_ANSWER_S: Final = 10.0  # for a pool that is there, but busy; that there is none is known at once
-_LOOK_S: Final = 0.02  # how often a starting pool is looked for
+TAKEN_BYTES_PER_S: Final = 1e9  # DRAM is taken at this speed, or faster
+_ANSWER_S: Final = 10.0  # how long a busy pool may take to answer
+_LOOK_S: Final = 0.02  # how often to look for a pool that is starting
 _TRACE_CLOSE_S: Final = 2.0
 _log: Final = logging.getLogger(__name__)
 
 
 class Service:
-    """A pool that has begun: its core, its socket and its lock. Owned by one thread."""
+    """A pool that has started: its core, its socket and its lock. Owned by one thread."""
 
     def __init__(
         self,
@@ -81,9 +82,9 @@ class Service:
         limits: ServerLimits | None = None,
         operator_uids: Collection[int] = (),
     ) -> Self:
-        """Begin; a StartupError says in one sentence what is in the way.
+        """Start a pool; a StartupError says in one sentence why that failed.
 
-        `lock` is held already where an engine took it before it started us. `operator_uids` are
+        `lock` is set if an engine took it before it started this process. `operator_uids` are
         users, besides this one and root, who may clear and resize.
         """
         world, limits = world or World(), limits or ServerLimits()
@@ -93,7 +94,7 @@ class Service:
         if lock is None:
             raise StartupError(f"a pool is running at {address.path} already; stop it first.")
         with contextlib.ExitStack() as undo:
-            if inherited is None:  # an engine that sees it free reads why: not before it is said
+            if inherited is None:  # else kept: who finds it free reads the log
                 undo.callback(processes.close, lock)
             wake = Wake()
             undo.callback(wake.close)
@@ -112,21 +113,21 @@ class Service:
         return cls(address, lock, listener, pool, server)
 
     def run(self, linger_s: float | None) -> None:
-        """Serve until stopped, or until no engine has been there for `linger_s`."""
+        """Serve until stopped, or until no engine was connected for `linger_s`."""
         self._server.run(linger_s)
 
     def stop(self) -> None:
-        """End `run`; safe on any thread and in a signal handler."""
+        """Make `run` return; safe on any thread and in a signal handler."""
         self._server.stop()
 
     def answers_http_at(self, address: str) -> None:
-        """Let who asks over the socket know where HTTP is answered; does not wait."""
+        """Set the HTTP address that clients are told; does not wait."""
         self._server.http = address
 
-    # What other threads may ask of a running pool. Each waits, and None says that it was in vain.
+    # For other threads. Each of these waits for the pool's thread; None: no answer in time.
 
     def stats(self, timeout_s: float) -> dict[str, Any] | None:
-        """What `forebay stats --json` prints, made by the pool's thread between two rounds."""
+        """What `forebay stats --json` prints."""
         return self._server.call(self._server.stats, timeout_s)
 
     def probe(self, told: ProbeTold, timeout_s: float) -> list[tuple[str, int]] | None:
@@ -134,7 +135,7 @@ class Service:
         return self._server.call(partial(self._pool.probe, told), timeout_s)
 
     def scraped(self) -> None:
-        """Somebody has read the metrics; does not wait."""
+        """Note that somebody has read the metrics; does not wait."""
         self._server.post(self._pool.metrics.server.scrapes.add)
 
     def requests(self, after: int, last: int, timeout_s: float) -> list[RecentRequest] | None:
@@ -143,7 +144,7 @@ class Service:
         return self._server.call(partial(self._pool.requests, query), timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Hang up, write what is worth keeping within the time, and let go of everything."""
+        """End connections, write what is worth keeping within the time, and close everything."""
         self._listener.close()
         sockets.remove_stale(self.address.path)
         self._server.close()
@@ -155,14 +156,14 @@ class Service:
 
 
 def socket_path(settings: Settings) -> str:
-    """Where these settings' pool is found."""
+    """The socket of these settings' pool."""
     return find_address(settings.socket).path
 
 
 def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
-    """The path of a pool that answers, started by us if there was none, as `no_pool` says.
+    """The path of a pool that answers, started by us if there was none and `no_pool` says so.
 
-    Waits until it does; a StartupError says why none can be had. Call it before serving, never on a
+    Waits until it does; a StartupError says why there is none. Call it before serving, never on a
     scheduler's thread.
     """
     clock = Clock()
@@ -190,7 +191,7 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
 
 
 def _join(address: PoolAddress, settings: Settings, clock: Clock) -> str:
-    """The path of a pool that is there, or of one that may come where that is enough."""
+    """The path of a pool that is there, or of one that may come if that is enough."""
     if not _answers(address, settings, clock):
         if settings.no_pool == "fail" or settings.strict:
             raise StartupError(
@@ -202,7 +203,7 @@ def _join(address: PoolAddress, settings: Settings, clock: Clock) -> str:
 
 
 def _start(settings: Settings, address: PoolAddress, lock: int) -> None:
-    """Run a pool that has our lock from its first instant."""
+    """Start a pool that holds our lock from its first moment."""
     log = -1
     try:
         log = create_log(address)
@@ -219,7 +220,7 @@ def _start(settings: Settings, address: PoolAddress, lock: int) -> None:
 
 
 def _flags(settings: Settings, address: PoolAddress) -> list[str]:
-    """A pool's settings as its command line has them; nothing here is a secret."""
+    """A pool's settings as its command line; contains no secret."""
     flags = ["--socket", address.path, "--dram", str(settings.dram)]
     for disk in settings.disk:
         flags += ["--disk", f"{os.path.abspath(disk.path)}:{disk.cap_bytes}"]  # noqa: PTH100
@@ -263,7 +264,7 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         name = "remote" if number == 1 else f"remote{number}"
         opener = _remote_tier(url, url.host or host, name, RemoteOptions(keyring=keyring), world)
         tiers.append(_hiding_names(opener, keyring))
-        lives.append(TierLife())  # what wears out there is not ours to know
+        lives.append(TierLife())  # the wear of a store is not known here
     return PoolOptions(
         settings.dram,
         tuple(tiers),
@@ -285,7 +286,7 @@ def _hiding_names(opener: TierOpener, keyring: Keyring | None) -> TierOpener:
 
 
 def _secret(settings: Settings) -> bytes:
-    """What a pool with tenants makes ids of; a StartupError if its tenants cannot be had."""
+    """The secret that tenants' ids are made from; a StartupError if there can be no tenants."""
     if not settings.tenant_key_file:
         if settings.tenant:
             raise StartupError("tenants need a tenant_key_file; see docs/tenants.md.")
@@ -314,7 +315,7 @@ def _remote_tier(
 
 
 def _lower_tiers(settings: Settings) -> list[LowerTier]:
-    """The tiers below DRAM as policies are told of them; the write budget is all tenants'."""
+    """The lower tiers as policies are told of them; all tenants share the write budget."""
     tiers = [
         LowerTier(url.cap_bytes, reused_only=not url.terms.send_all) for url in settings.remote
     ]
@@ -347,20 +348,20 @@ def _answers(address: PoolAddress, settings: Settings, clock: Clock) -> bool:
 
 
 def _compare(address: PoolAddress, settings: Settings) -> None:
-    """One line where the running pool is not what was asked for."""
+    """Log one line if the running pool differs from what these settings ask for."""
     with Client(address.path, pool_uids=settings.allow_uid) as client:
         stats = client.stats(_ANSWER_S)
     if not isinstance(stats, dict):
         return
     caps = {tier["name"]: tier["cap_bytes"] for tier in stats["tiers"]}
-    wanted = {}  # a default was asked for by nobody
+    wanted = {}  # nobody asked for a default
     if settings.dram != Settings().dram:
         wanted["dram"] = settings.dram
     if settings.disk:
         wanted["disk"] = sum(disk.cap_bytes for disk in settings.disk)
     for name, wanted_bytes in wanted.items():
         cap_bytes = caps.get(name)
-        # An arena or a region at the end may be missing.
+        # One arena or region at the end may be missing.
         if isinstance(cap_bytes, int) and abs(cap_bytes - wanted_bytes) > wanted_bytes // 4:
             _log.warning(
                 "the pool at %s has %s of %s and keeps it; %s were asked for",
@@ -372,7 +373,7 @@ def _compare(address: PoolAddress, settings: Settings) -> None:
 
 
 def _last_line(address: PoolAddress) -> str:
-    """What a pool that ended at once had to say."""
+    """The last line in the log of a pool that ended at once."""
     try:
         with Path(address.log_path).open(encoding="utf-8", errors="replace") as log:
             lines = deque((line.strip()[:1000] for line in log if line.strip()), maxlen=1)

@@ -1,4 +1,4 @@
-"""The line between the pool's core and its sockets.
+"""The interface between the pool's core and its sockets.
 
 The server owns sockets, frames, processes and time; the core owns chunks. They meet here, on one
 thread: the server hands every message of a connection to `Core.handle`, and the core answers, now
@@ -19,62 +19,63 @@ Work = Generator[None, None, None]
 
 
 class ProbeResult(NamedTuple):
-    """What became of a record that was written, read and verified to prove the data path."""
+    """The outcome of a probe: a record that was written, read and verified."""
 
     tier: str
     volume: int
-    failure: str  # a reason; empty: the record came back exact
+    failure: str  # a reason; "": the record came back exact
 
 
 ProbeTold = Callable[[ProbeResult], None]
 
 
 class Session(ABC):
-    """One connection that said Hello."""
+    """A connection that has said Hello."""
 
-    engine: str  # what it said
-    process: str = ""  # that it is of, where the server can see that; it has one share
+    engine: str  # the name given in Hello
+    process: str = ""  # its process, if the server can see it; a process has one share
 
     @abstractmethod
     def send(self, message: PoolMessage) -> None:
-        """Queue a message; never blocks, and does nothing once the connection is over."""
+        """Queue a message; never blocks. Does nothing once the connection is over."""
 
 
 class Core(ABC):
     """What the server drives. Every method is called on the server's thread and returns at once."""
 
-    metrics: PoolMetrics  # that the server counts in too
+    metrics: PoolMetrics  # the server counts here, too
     barrier: Barrier  # behind which every message and job is run
-    # Set by the server; called with a descriptor, before a segment is used that was added.
+    # Set by the server; to be called with a descriptor before a new segment is used.
     grown: Callable[[Grown, int], None]
 
     @abstractmethod
     def welcome(self) -> tuple[Welcome, list[int]]:
-        """What a client hears first, with descriptors of the slab's segments, which stay ours."""
+        """The first message to a client, with descriptors of the slab's segments, still ours."""
 
     @property
     @abstractmethod
     def is_waiting(self) -> bool:
-        """Whether something is due soon, so that ticks matter; else they may be far apart."""
+        """Whether something is due soon, so that ticks must come often."""
 
     @abstractmethod
     def handle(self, session: Session, message: ClientMessage) -> Work | None:
-        """Act on a message (never Hello); a message that makes no sense is ignored and counted.
+        """Act on a message (never Hello); one that makes no sense is ignored and counted.
 
-        Of one that takes long, what is returned does the rest, a little with every turn; between
-        these turns others may be acted on. It is closed when the connection is over.
+        If the message takes long, the returned iterator does the rest, a little per turn; other
+        messages may be handled in between. It is closed when the connection is over.
         """
 
     @abstractmethod
     def disconnected(self, session: Session) -> None:
-        """A connection is over: its requests end now.
+        """A connection is over, and so are its requests.
 
-        Neither what they were promised nor its reserved slots do: its engine may be copying.
+        What they were promised stays pinned and reserved slots stay lent, as the engine may be
+        copying.
         """
 
     @abstractmethod
     def exited(self, engine: str) -> None:
-        """Every process of an engine is gone for good: nobody copies to or from its slots."""
+        """Every process of an engine has exited: nobody copies to or from its slots."""
 
     @abstractmethod
     def lends(self, engine: str) -> bool:
@@ -82,7 +83,7 @@ class Core(ABC):
 
     @abstractmethod
     def answered(self) -> None:
-        """Do what need not be done before an answer; called when one was handed to the kernel."""
+        """Do what an answer need not wait for; called when one was handed to the kernel."""
 
     @abstractmethod
     def complete(self) -> None:
@@ -90,24 +91,24 @@ class Core(ABC):
 
     @abstractmethod
     def tick(self, now: float) -> None:
-        """Look at deadlines, write behind, scrub; called every 10 ms while `is_waiting`."""
+        """Handle deadlines, write behind, scrub; called every 10 ms while `is_waiting`."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """The core's sections of what `forebay stats --json` prints, made without delay."""
+        """The core's part of what `forebay stats --json` prints; does not wait."""
 
     @abstractmethod
     def probe(self, told: ProbeTold) -> list[tuple[str, int]]:
         """Begin to prove the data path; the tier and volume of each result that will be told.
 
-        `told` is called on any thread. Nobody's chunk is disturbed and nothing is left behind.
+        `told` is called on any thread. No chunk is disturbed and nothing is left behind.
         """
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:
-        """Write what is worth keeping within the time, then let go of everything."""
+        """Write what is worth keeping within the time, then close everything."""
 
 
 def public_id(engine: str) -> str:
-    """Eight hex digits by which people tell engines apart, and from which no name follows."""
+    """Eight hex digits by which people tell engines apart; the name cannot be derived from them."""
     return hashlib.blake2b(engine.encode(errors="replace"), digest_size=_ID_BYTES).hexdigest()

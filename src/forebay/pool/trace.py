@@ -1,13 +1,13 @@
-"""Recording requests for simulation: one line each, without anything derived from text.
+"""Records requests for simulation, one line each, with nothing derived from text.
 
 The format is that of the public conversation traces, `{"timestamp": ms, "input_length": …,
-"output_length": …, "hash_ids": […]}`, in which a chunk stands for a block of 512 tokens, and what
+"output_length": …, "hash_ids": […]}`, in which a chunk stands for a block of 512 tokens, plus what
 engines tell when an answer has ended: `"duration_ms"`, `"ended"` and `"after"` (classes, as in
 `forebay.identity.endings`) and the caller's hints. A line is written when its answer has ended, or
-after `_OPEN_S`; of requests with one last chunk, an answer's is the one that arrived when the
-answer began. Ids, and those of sessions, are numbers in order of first sight; the keys
-themselves are neither written nor kept beyond the run. Off by default, capped in bytes and in ids;
-a slow file costs lines, never a request's time.
+after `_OPEN_S`; if several requests have the same last chunk, an answer belongs to the one that
+arrived when the answer began. Ids, and those of sessions, are numbers in order of first appearance;
+the keys themselves are neither written nor kept beyond the run. Off by default, limited in bytes
+and in ids; a slow file costs lines, never a request's time.
 """
 
 import json
@@ -26,9 +26,9 @@ from forebay.sys.disk import Disk
 
 BLOCK_TOKENS: Final = 512
 IDS_MAX: Final = 1_000_000  # about 150 MB of memory
-_WAITING_MAX: Final = 1024  # requests on their way to the file; more are left out
-_OPEN_MAX: Final = 1024  # requests whose answers have not ended; more are written without it
-_OPEN_IDS_MAX: Final = 1 << 20  # of all of them
+_WAITING_MAX: Final = 1024  # requests waiting to be written; more are left out
+_OPEN_MAX: Final = 1024  # requests waiting for their answers' end; more are written without it
+_OPEN_IDS_MAX: Final = 1 << 20  # ids of all these requests
 _OPEN_S: Final = 600.0
 _log: Final = logging.getLogger(__name__)
 
@@ -37,26 +37,26 @@ class _Open(NamedTuple):
     """A request whose answer has not ended."""
 
     at: float
-    key: bytes  # the last of its chain
+    key: bytes  # the last key of its chain
     line: dict[str, Any]
 
 
 class Recorder:
-    """Writes a trace on a thread of its own; `request` may be called from one thread."""
+    """Writes a trace on a thread of its own; one thread may call `request` and `ended`."""
 
     def __init__(self, path: str, size_bytes_max: int, disk: Disk | None = None) -> None:
-        """Create the file, or use an empty one of ours; a StartupError if that cannot be."""
+        """Create the file, or use an empty one of this user; a StartupError if that fails."""
         self._disk = disk or Disk()
         self._size_bytes_max = size_bytes_max
-        self.left_out = 0  # requests that found the queue full
+        self.left_out = 0  # requests left out because the queue was full
         self._file = _create(self._disk, path)
         self._path = path
         self._ids: dict[bytes, int] = {}
         self._written_bytes = 0
         self._started: float | None = None
         self._sessions: dict[bytes, int] = {}
-        self._open: OrderedDict[int, _Open] = OrderedDict()  # the oldest first, numbered
-        self._of_key: dict[bytes, list[int]] = {}  # last key → its open requests; none is empty
+        self._open: OrderedDict[int, _Open] = OrderedDict()  # by number, the oldest first
+        self._of_key: dict[bytes, list[int]] = {}  # last key → its open requests; no list is empty
         self._requests = 0
         self._open_ids = 0
         self._waiting: queue.Queue[tuple[bytes | AnswerEnd, float] | None]
@@ -65,7 +65,7 @@ class Recorder:
         self._thread.start()
 
     def request(self, keys: bytes, now: float) -> None:
-        """A request asked for this chain of short keys, joined; returns at once."""
+        """A request asked for this chain (joined short keys); returns at once."""
         self._put(keys, now)
 
     def ended(self, end: AnswerEnd, now: float) -> None:
@@ -99,7 +99,7 @@ class Recorder:
         self._disk.close(self._file)
 
     def _take(self, told: bytes | AnswerEnd, now: float) -> bool:
-        """Take in what is told; False once there are too many ids or bytes."""
+        """Handle one entry of the queue; False once there are too many ids or bytes."""
         if isinstance(told, AnswerEnd):
             number = self._answered(told, now)
             return number is None or self._close(number, self._end(told))
@@ -114,7 +114,7 @@ class Recorder:
         return self._write_open(_OPEN_MAX, now - _OPEN_S)
 
     def _write_open(self, open_max: int, before: float) -> bool:
-        """Write requests whose answers have not ended: those beyond a number, or of long ago."""
+        """Write open requests beyond this number, or older than this."""
         while self._open:
             number, oldest = next(iter(self._open.items()))
             is_young = oldest.at > before
@@ -125,7 +125,7 @@ class Recorder:
         return True
 
     def _answered(self, end: AnswerEnd, now: float) -> int | None:
-        """The open request that is answered: of its last key, the one that arrived when it did."""
+        """The open request that is answered: with its last key, that arrived when it began."""
         arrived = now - (end.age_ms + end.duration_ms) / 1000
         numbers = self._of_key.get(end.key, ())
         return min(numbers, key=lambda each: abs(self._open[each].at - arrived), default=None)
@@ -140,7 +140,7 @@ class Recorder:
         return self._write(json.dumps(line | end).encode() + b"\n")
 
     def _end(self, end: AnswerEnd) -> dict[str, Any]:
-        """What is known of an answer; what nobody said is left out."""
+        """What is known about an answer's end; what was not told is left out."""
         known: dict[str, Any] = {
             "output_length": end.answer_tokens,
             "duration_ms": end.duration_ms,
@@ -155,7 +155,7 @@ class Recorder:
         return known | {name: value for name, value in hints.items() if value}
 
     def _request(self, keys: bytes, now: float) -> dict[str, Any]:
-        """One request, as far as it is known when it arrives."""
+        """What is known about a request when it arrives."""
         self._started = now if self._started is None else self._started
         size = SHORT_KEY_BYTES
         chain = [keys[at : at + size] for at in range(0, len(keys) - size + 1, size)]
@@ -179,7 +179,7 @@ class Recorder:
 
 
 def _create(disk: Disk, path: str) -> int:
-    parent, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - may not exist yet
+    parent, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - the path may not exist yet
     try:
         directory = disk.open_directory(os.path.realpath(parent))
         try:
@@ -195,7 +195,7 @@ def _create(disk: Disk, path: str) -> int:
 
 
 def _create_or_reuse(disk: Disk, directory: int, name: str) -> int:
-    """A new file, or an empty one of this user; FileExistsError if there is another."""
+    """A new file, or an empty one of this user; FileExistsError if there is another file."""
     try:
         return disk.open(directory, name, create=True, direct=False, write=True)
     except FileExistsError:

@@ -1,8 +1,9 @@
 """Frames: a length (u32, little-endian), then that many bytes of MessagePack. Any bytes are safe.
 
-A length is judged before anything is allocated for it, so that a reader holds at most one frame and
-one receive buffer; what is no frame or no message is a `FrameError` as a value. After one, the
-stream has lost its place: the connection must end. docs/protocol.md has the bytes of every message.
+A length is checked before anything is allocated for it, so that a reader holds at most one frame
+and one receive buffer; what is no frame or no message is a `FrameError`, as a value. After one, the
+connection must end, since nobody knows where the next frame begins. docs/protocol.md has the bytes
+of every message.
 """
 
 import json
@@ -21,7 +22,7 @@ _Message = TypeVar("_Message")
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame, or a frame that is no message; says which, never what they hold."""
+    """Bytes that are no frame, or a frame that is no message; tells which, but not the content."""
 
 
 def encode(message: ClientMessage | PoolMessage) -> bytes:
@@ -36,21 +37,21 @@ def encode(message: ClientMessage | PoolMessage) -> bytes:
 
 
 def json_bytes(found: object) -> bytes:
-    """JSON in UTF-8, wide letters as they are; of paths, bytes that are no UTF-8 are escaped."""
+    """JSON in UTF-8, escaping only the bytes of paths that are no UTF-8."""
     return json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 class Reader(Generic[_Message]):
-    """Turns a stream into messages of one side; owned by one connection."""
+    """Turns one side's byte stream into messages; owned by one connection."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
         self._decoder = decoder
-        self._buffer = bytearray()  # [0, _at) is consumed, [_at, end) has begun to arrive
+        self._buffer = bytearray()  # [0, _at) is consumed, [_at, end) is not
         self._at = 0
         self._broken: FrameError | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes that came, at most RECEIVE_BYTES at a time, once `messages` has ended."""
+        """Take in received bytes, at most RECEIVE_BYTES at a time, once `messages` has ended."""
         assert len(data) <= RECEIVE_BYTES
         del self._buffer[: self._at]
         self._at = 0
@@ -58,19 +59,19 @@ class Reader(Generic[_Message]):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that have come and are no message yet."""
+        """Received bytes that are no complete message yet."""
         return len(self._buffer) - self._at
 
     @property
     def has_frame(self) -> bool:
-        """Whether `messages` would give one, or an error, without more bytes."""
+        """Whether `messages` would yield a message or an error without more bytes."""
         length = self._length()
         return length is not None and (
             length > FRAME_BYTES_MAX or self.waiting_bytes >= LENGTH_BYTES + length
         )
 
     def messages(self) -> Iterator[_Message | FrameError]:
-        """The messages that are complete; an error is the last thing that a stream says."""
+        """The complete messages; an error is the last item of a stream."""
         while self.has_frame or self._broken is not None:
             message = self._broken or self._next()
             yield message
@@ -94,7 +95,7 @@ class Reader(Generic[_Message]):
             try:
                 return self._decoder.decode(frame)
             except (ValueError, RecursionError) as error:
-                # The decoder's own words may quote the input, so only the kind is kept.
+                # The decoder's own text may quote the input, so only the kind of error is kept.
                 return FrameError(f"a frame of {length} bytes is no message ({_kind(error)})")
 
 
@@ -103,12 +104,12 @@ def _kind(error: Exception) -> str:
 
 
 def client_reader() -> "Reader[ClientMessage]":
-    """For the pool: reads what clients say."""
+    """A reader for the pool, of clients' messages."""
     decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
     return Reader(decoder)
 
 
 def pool_reader() -> "Reader[PoolMessage]":
-    """For clients: reads what the pool says."""
+    """A reader for clients, of the pool's messages."""
     decoder: msgspec.msgpack.Decoder[PoolMessage] = msgspec.msgpack.Decoder(PoolMessage)
     return Reader(decoder)

@@ -1,4 +1,4 @@
-"""Words of others, safe to print: control characters and odd bytes are escaped."""
+"""Makes text from others safe to print: control characters and invalid bytes are escaped."""
 
 
 def escaped(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Traces and simulation: one policy code, judged by what real users asked for."""
+"""Traces and simulation: the pool's own policy code, run on recorded requests."""

@@ -1,4 +1,4 @@
-"""The textbook policies that ours is measured against, and the optimum nobody can reach.
+"""The textbook policies that ours is compared with, and the unreachable optimum.
 
 Each is one cache of `capacity` chunks of equal size. `serve` answers how many chunks of a chain
 were found, counted from the root, and then takes the chain in. Chains are taken in from the tail,

@@ -1,4 +1,4 @@
-"""Drive a policy with a trace: the production code over a model of the tiers, and baselines.
+"""Runs a policy on a trace: the production code over a model of the tiers, and baselines.
 
 The model is the pool without bytes and time: chunks of one size, writes that are done at once,
 lower tiers of regions as large as on a drive, evicted whole and in the order of the disk tier. A

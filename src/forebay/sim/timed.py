@@ -1,4 +1,4 @@
-"""A pool over a drive that takes time, which reads dialogs back before they are asked for.
+"""Simulates a pool over a slow drive that reads dialogs back before they are asked for.
 
 The drive reads and writes one chunk after another, what requests ask for first; while it has
 nothing to do it writes what was used recently, and the policy says what is read ahead

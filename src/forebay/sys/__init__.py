@@ -1,1 +1,1 @@
-"""The only code that touches the world: files, memory, clocks. Tests inject faults here."""
+"""The only code that does I/O: files, memory, sockets, processes. Tests inject faults here."""

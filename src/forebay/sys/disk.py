@@ -1,8 +1,9 @@
-"""The disk seam: every call by which Forebay touches a file system.
+"""The disk seam: every call with which Forebay accesses a file system.
 
-Each method is one system call and raises OSError as the kernel says it. `forebay.testing.FaultDisk`
-subclasses this to lose, tear, misdirect and delay; production code reaches files in no other way.
-Paths are names relative to a directory descriptor, never followed through a symbolic link.
+Each method is one system call and raises OSError as the kernel reports it.
+`forebay.testing.FaultDisk` subclasses this to lose, tear, misdirect and delay; production code
+accesses files in no other way. Paths are names relative to a directory descriptor, and symbolic
+links are never followed.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ _FALLOC_ZERO_RANGE: Final = 16
 
 
 class FileStatus(NamedTuple):
-    """What fstat says, as far as Forebay asks."""
+    """The fields of fstat that Forebay uses."""
 
     size_bytes: int
     allocated_bytes: int  # as du counts it
@@ -27,7 +28,7 @@ class FileStatus(NamedTuple):
 
 
 class Space(NamedTuple):
-    """What statvfs says."""
+    """The fields of statvfs that Forebay uses."""
 
     free_bytes: int  # available to this user
     total_bytes: int
@@ -37,21 +38,21 @@ class Disk:
     """The real file system."""
 
     def open_directory(self, path: str) -> int:
-        """A descriptor of an existing directory; the last component must not be a symbolic link.
+        """A descriptor of a directory; the last component must not be a symbolic link.
 
-        What the kernel would take for a name inside of a link, "link/" or "link/.", is none here.
+        Names that the kernel would resolve inside a link, "link/" or "link/.", are refused as well.
         """
         while len(path) > 1 and (path.endswith(("/", "/."))):
             path = path.removesuffix(".").rstrip("/") or "/"
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_inner(self, directory: int, name: str) -> int:
-        """A descriptor of a directory within another."""
+        """A descriptor of a directory within another one."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, dir_fd=directory)
 
     def make_directory(self, directory: int, name: str) -> None:
-        """A new directory within another, for this user alone."""
+        """Create a directory within another one, for this user alone."""
         os.mkdir(name, 0o700, dir_fd=directory)
 
     def remove_directory(self, directory: int, name: str) -> None:
@@ -59,8 +60,8 @@ class Disk:
         os.rmdir(name, dir_fd=directory)
 
     def open(self, directory: int, name: str, *, create: bool, direct: bool, write: bool) -> int:
-        """A descriptor of a file; `create` demands that it does not exist yet."""
-        # O_NONBLOCK: a pipe under a region's name must not keep us waiting for its writer.
+        """A descriptor of a file; with `create` the file must not exist yet."""
+        # O_NONBLOCK: a pipe with a region's name must not make us wait for its writer.
         flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT | os.O_EXCL if create else 0
@@ -68,23 +69,23 @@ class Disk:
         return os.open(name, flags, FILE_MODE, dir_fd=directory)
 
     def close(self, descriptor: int) -> None:
-        """Give a descriptor back."""
+        """Close a descriptor."""
         os.close(descriptor)
 
     def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """preadv: bytes read, fewer at the end of the file."""
+        """preadv: the number of bytes read, fewer at the end of the file."""
         return os.preadv(descriptor, buffers, offset)
 
     def write(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """pwritev: bytes written."""
+        """pwritev: the number of bytes written."""
         return os.pwritev(descriptor, buffers, offset)
 
     def preallocate(self, descriptor: int, size_bytes: int) -> None:
-        """Reserve every block of a file now, so that a later write needs none."""
+        """Allocate every block of a file now, so that a later write needs none."""
         os.posix_fallocate(descriptor, 0, size_bytes)
 
     def zero(self, descriptor: int, offset: int, size_bytes: int) -> None:
-        """Let a range read as zeros; its blocks stay allocated. OSError where that is unknown."""
+        """Make a range read as zeros, keeping its blocks. OSError if that is not possible."""
         libc = ctypes.CDLL(None, use_errno=True)
         call = libc.fallocate
         call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -94,7 +95,7 @@ class Disk:
             raise OSError(code, os.strerror(code))
 
     def sync(self, descriptor: int) -> None:
-        """Wait until what was written to a file, or the names in a directory, are on the medium."""
+        """Wait until a file's bytes, or a directory's names, are on the medium."""
         os.fsync(descriptor)
 
     def rename(self, directory: int, source: str, target: str) -> None:
@@ -102,7 +103,7 @@ class Disk:
         os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
 
     def move(self, source: tuple[int, str], target: tuple[int, str]) -> None:
-        """Rename from one directory into another, atomically; each as descriptor and name."""
+        """Rename from one directory to another, atomically; each as descriptor and name."""
         os.rename(source[1], target[1], src_dir_fd=source[0], dst_dir_fd=target[0])
 
     def unlink(self, directory: int, name: str) -> None:
@@ -118,11 +119,11 @@ class Disk:
         return _status(os.fstat(descriptor))
 
     def status_of(self, directory: int, name: str) -> FileStatus:
-        """The same of whatever has this name, opened or not; a link itself, not its target."""
+        """The status of whatever has this name; of a link itself, not of its target."""
         return _status(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
     def set_mode(self, descriptor: int, mode: int) -> None:
-        """Change who may do what with an open file."""
+        """Change an open file's permissions."""
         os.fchmod(descriptor, mode)
 
     def space(self, directory: int) -> Space:
@@ -131,7 +132,7 @@ class Disk:
         return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def try_lock(self, descriptor: int) -> bool:
-        """Take an exclusive lock that ends with the descriptor; False if another has it."""
+        """Take an exclusive lock that lasts as long as the descriptor; False if another has it."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -144,7 +145,7 @@ class Disk:
 
 
 def printable(path: str) -> str:
-    """A path as text that can be shown everywhere: what is not UTF-8 in it is escaped."""
+    """A path as text that can be shown anywhere; bytes that are no UTF-8 are escaped."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

@@ -1,7 +1,7 @@
-"""Page-aligned memory, as O_DIRECT and DMA want it; and how much of it there is to be had.
+"""Page-aligned memory, as O_DIRECT and DMA need it, and how much memory is available.
 
-Memory that a cgroup or a full memory node does not allow is not refused by the kernel: whoever
-takes it is killed. So these limits are read before anything large is taken.
+The kernel does not refuse memory that a cgroup or a full memory node does not allow: it kills the
+process that takes it. So these limits are checked before anything large is taken.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from forebay.sys.machine.cgroups import cgroups
 from forebay.sys.machine.nodes import nodes_left
 
 PAGE_BYTES: Final = 4096
-LARGE_PAGE_BYTES: Final = 2 << 20  # which addresses must be a multiple of to have such pages
+LARGE_PAGE_BYTES: Final = 2 << 20  # large pages need addresses that are multiples of this
 _HUGEPAGE: Final = 14  # MADV_HUGEPAGE
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, from Linux 5.14
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, likewise
@@ -31,36 +31,37 @@ def allocate(size_bytes: int) -> memoryview:
 
 
 def zero(buffer: memoryview) -> None:
-    """Fill a writable buffer with zeros; the interpreter runs meanwhile."""
+    """Fill a writable buffer with zeros, without the interpreter lock."""
     if buffer.nbytes:
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), 0, buffer.nbytes)
 
 
 def is_aligned(buffer: memoryview) -> bool:
-    """Whether a writable buffer begins on a page and has whole pages."""
+    """Whether a writable buffer starts at a page and consists of whole pages."""
     if buffer.nbytes % PAGE_BYTES or not buffer.nbytes:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % PAGE_BYTES == 0
 
 
 def populate(address: int, length: int) -> OSError | None:
-    """Have pages behind mapped memory, or the reason why not; the interpreter runs meanwhile.
+    """Take pages for mapped memory, without the interpreter lock; the error if that fails.
 
-    EINVAL where the kernel cannot do it: then nothing has happened, and pages come when touched.
+    EINVAL if the kernel lacks the call: then nothing has happened, and pages are taken when
+    touched.
     """
     return _advised(address, length, _POPULATE_WRITE)
 
 
 def populate_taken(address: int, length: int) -> OSError | None:
-    """Likewise for shared memory that has its pages: many of them are mapped at once.
+    """As `populate`, for shared memory whose pages are taken: maps many at once.
 
-    They can be written without a further fault, as all shared memory without a file behind it.
+    Writing to them causes no further fault, as in all shared memory without a file behind it.
     """
     return _advised(address, length, _POPULATE_READ)
 
 
 def ask_for_large_pages(address: int, length: int) -> OSError | None:
-    """Have large pages behind memory whose pages are not taken yet, where the kernel allows it."""
+    """Ask for large pages for memory whose pages are not taken yet, if the kernel has them."""
     return _advised(address, length, _HUGEPAGE)
 
 
@@ -74,10 +75,10 @@ def _advised(address: int, length: int, advice: int) -> OSError | None:
 
 
 class AvailableMemory(NamedTuple):
-    """What this process may still take."""
+    """How much memory this process may still take."""
 
     size_bytes: int
-    limited_by: str  # in words
+    limited_by: str  # what limits it, in words
 
 
 def total_memory_bytes() -> int:
@@ -86,11 +87,9 @@ def total_memory_bytes() -> int:
 
 
 def available_memory(root: Path = Path("/")) -> AvailableMemory:
-    """The least of what the machine has left, by the kernel's own estimate, and we may take of it.
+    """The least of what the kernel estimates to be free, and what this process may take.
 
-    That is limited by cgroups, and by the memory nodes that a cpuset or a policy allows.
-
-    `root` has `proc` and `sys` in it. What cannot be read is no limit.
+    The latter is limited by cgroups, and by the memory nodes that a cpuset or a policy allows.
     """
     meminfo = _numbers(root / "proc/meminfo")
     machine_bytes = meminfo["MemAvailable:"] << 10 if meminfo else total_memory_bytes()
@@ -124,7 +123,7 @@ def _number(path: Path) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """A file of names and numbers, a line each."""
+    """A file with a name and a number in each line."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):

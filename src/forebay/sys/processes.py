@@ -1,7 +1,4 @@
-"""Processes: watching those that joined, starting some that outlive us, waking a sleeping loop.
-
-And what the system lets our own have: descriptors.
-"""
+"""Processes: watching, starting and ending them, waking a sleeping loop; their descriptors."""
 
 import contextlib
 import ctypes
@@ -19,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 _SET_PDEATHSIG: Final = 1  # of prctl
-_STARTED: Final = 19  # the field of /proc/PID/stat, counted from the one after the name
-_SPAWN_S: Final = 30.0  # an interpreter that imports from a cold disk
+_STARTED: Final = 19  # the field of /proc/PID/stat, counted after the name
+_SPAWN_S: Final = 30.0  # time for an interpreter that imports from a cold disk
 
 
 def open_pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process has exited; OSError if it cannot be."""
+    """A descriptor that becomes readable when the process has exited; OSError if that fails."""
     return os.pidfd_open(pid)
 
 
@@ -34,12 +31,12 @@ def has_exited(pidfd: int) -> bool:
 
 
 def close(descriptor: int) -> None:
-    """Give a descriptor back."""
+    """Close a descriptor."""
     os.close(descriptor)
 
 
 def is_locked(path: str) -> bool:
-    """Whether a process that we can see holds an exclusive lock of a file; takes none itself."""
+    """Whether a process that we can see has an exclusive lock on a file; takes no lock itself."""
     try:
         status = Path(path).stat()
         locks = Path("/proc/locks").read_text(encoding="ascii")
@@ -51,69 +48,69 @@ def is_locked(path: str) -> bool:
 
 
 def allow_descriptors() -> None:
-    """Let this process have as many descriptors as the system allows it; a region needs one."""
+    """Raise this process's limit of descriptors as far as allowed; each region needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def limit_memory(size_bytes: int) -> None:
-    """Let this process have so much memory of its own; what others share with it does not count."""
+    """Limit this process's own memory; memory that others share with it does not count."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, most))
 
 
 class SpareDescriptor:
-    """A descriptor that is kept for the moment in which there is no other."""
+    """A descriptor kept in reserve for when no other is left."""
 
     def __init__(self) -> None:
         self._descriptor = -1
         self.keep()
 
     def keep(self) -> None:
-        """Have it again, if one can be had."""
+        """Open the spare descriptor again, if possible."""
         if self._descriptor < 0:
             with contextlib.suppress(OSError):
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def give(self) -> None:
-        """The next that is opened may have its place."""
+        """Close the spare descriptor, so that the next one opened takes its place."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class Wake:
-    """Lets any thread end another thread's select; calls before it looks count as one."""
+    """Lets any thread wake another one from a select; calls before it looks count as one."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __call__(self) -> None:
         """Wake the loop; safe on any thread, in a signal handler, and after close."""
-        with contextlib.suppress(OSError, ValueError):  # of a descriptor that is closed
+        with contextlib.suppress(OSError, ValueError):  # the descriptor may be closed
             os.eventfd_write(self.descriptor, 1)
 
     def clear(self) -> None:
-        """Called by the loop before it looks at what there is to do."""
+        """To be called by the loop before it looks for work."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back; nobody may sleep on it any more."""
+        """Close the descriptor; nobody may sleep on it any more."""
         descriptor, self.descriptor = self.descriptor, -1
         os.close(descriptor)
 
 
 def spawn(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> int:
-    """Run `python -m module` in a session of its own; it calls `outlive` as soon as it can.
+    """Run `python -m module` in a session of its own; it has to call `outlive` early.
 
-    Inherits only `fds`: a driver's descriptor kept open by it would keep a dead engine's memory.
-    The answer is the exit status of the process that was started, which the running one left.
+    Inherits only `fds`: a driver's descriptor that it kept open would keep a dead engine's memory.
+    Returns the exit status of the started process: 0 once its child goes on without it.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
-    with subprocess.Popen(  # its children are not waited for
+    with subprocess.Popen(  # its child goes on, and is not waited for
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -131,9 +128,9 @@ def spawn(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -
 
 
 def host_name(salt: str) -> str:
-    """What to call this machine among others, in letters, digits, dots and dashes.
+    """A name of this machine among others, of letters, digits, dots and dashes.
 
-    Stays the same as long as its name, its machine id and the salt do.
+    Stays the same as long as the machine's name, its machine id and the salt do.
     """
     name = socket.gethostname()
     try:
@@ -147,7 +144,7 @@ def host_name(salt: str) -> str:
 
 
 class ChildProcess:
-    """`python -m module` as a child that inherits `fds` and our standard error; OSError."""
+    """A child `python -m module` that inherits `fds` and our stderr; OSError if it cannot start."""
 
     def __init__(
         self,
@@ -157,7 +154,7 @@ class ChildProcess:
         *,
         is_apart: bool = False,
     ) -> None:
-        """`is_apart`: what a terminal sends to all processes of a command does not reach it."""
+        """`is_apart`: signals that a terminal sends to a command's processes do not reach it."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
@@ -175,20 +172,20 @@ class ChildProcess:
             raise
 
     def kill(self) -> None:
-        """Let it exit as soon as the kernel can."""
+        """Kill the process; it exits as soon as the kernel can end it."""
         self._process.kill()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is gone, or that long."""
+        """Wait until the process has exited, or until the time is over."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
     def has_exited(self) -> bool:
-        """Whether it is gone, and everything that it had open and mapped with it."""
+        """Whether the process has exited, so that all it had open and mapped is released."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         close(self.descriptor)
 
 
@@ -196,7 +193,7 @@ class SessionProcess:
     """A command in a session of its own, with all that it starts; it outlives us."""
 
     def __init__(self, pid: int, started: int, descriptor: int) -> None:
-        self.pid, self.started = pid, started  # the second tells it from others of that number
+        self.pid, self.started = pid, started  # the second tells it from others with the same pid
         self._descriptor = descriptor  # readable when it has exited
         self._exited = False
 
@@ -204,7 +201,7 @@ class SessionProcess:
     def start(
         cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> "SessionProcess":
-        """Run a command that writes to `log`; OSError if that cannot be."""
+        """Start a command that writes to `log`; OSError if that fails."""
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             made = subprocess.Popen(
@@ -217,7 +214,7 @@ class SessionProcess:
             )
         finally:
             os.close(descriptor)
-        made.returncode = 0  # it is waited for here, and may outlive us
+        made.returncode = 0  # it is not waited for by Popen, and may outlive us
         found = cls.find(made.pid, _started_at(made.pid))
         if found is None:
             raise OSError("it ended at once")
@@ -225,7 +222,7 @@ class SessionProcess:
 
     @classmethod
     def find(cls, pid: int, started: int) -> "SessionProcess | None":
-        """One that was started before, by us or by others; None: it is gone."""
+        """A process that was started before, by us or by others; None if it is gone."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
@@ -236,10 +233,10 @@ class SessionProcess:
         return cls(pid, started, descriptor)
 
     def has_exited(self) -> bool:
-        """Whether the command itself is gone; what it started may not be."""
+        """Whether the command itself has exited; what it started may live."""
         if not self._exited and is_readable(self._descriptor):
             self._exited = True
-            with contextlib.suppress(ChildProcessError):  # a child of somebody who is gone
+            with contextlib.suppress(ChildProcessError):  # it is not our child
                 os.waitpid(self.pid, os.WNOHANG)
         return self._exited
 
@@ -249,12 +246,12 @@ class SessionProcess:
             signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and all that it started."""
+        """Kill the command and all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether the command and all that it started are gone."""
         if not self.has_exited():
             return False
         try:
@@ -264,19 +261,19 @@ class SessionProcess:
         return False
 
     def close(self) -> None:
-        """Give the descriptor back; the process goes on."""
+        """Close the descriptor; the process goes on."""
         os.close(self._descriptor)
 
 
 def is_readable(descriptor: int) -> bool:
-    """Whether there is something to read now, whatever the descriptor's number."""
-    poll = select.poll()  # select takes none from 1024 on
+    """Whether there is something to read now; works for descriptors of any number."""
+    poll = select.poll()  # select takes no descriptor from 1024 on
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def wait_readable(descriptors: Sequence[int], timeout_s: float) -> None:
-    """Until there is something to read on one of them, or the time is over."""
+    """Wait until one of these descriptors can be read, or the time is over."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -284,17 +281,17 @@ def wait_readable(descriptors: Sequence[int], timeout_s: float) -> None:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it is gone."""
+    """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a variable is one of our settings: those go as flags, said once."""
+    """Whether a variable is one of our settings, which are passed as flags instead."""
     return name.startswith("FOREBAY_")
 
 
 def outlive() -> None:
-    """Leave the process that started us: it sees an exit status of 0, we go on as nobody's child.
+    """Detach from the process that started us: it sees exit status 0, and we go on.
 
     Only for a process without threads.
     """
@@ -303,7 +300,7 @@ def outlive() -> None:
 
 
 def _started_at(pid: int) -> int:
-    """When a process began, in ticks since the machine did; 0: there is none."""
+    """When a process started, in ticks since the machine did; 0 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Directories that others cannot change: checks of them, and private ones made and removed."""
+"""Directories that others cannot change: checks, and private ones that are created and removed."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from typing import Final
 from forebay.errors import DirectoryError
 
 PREFIX: Final = "forebay-bench-"
-_LINKS_MAX: Final = 40  # symbolic links on one path, as the kernel has it
+_LINKS_MAX: Final = 40  # symbolic links on one path, as many as the kernel allows
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _ALL_MAPPED: Final = ["0", "0", "4294967295"]  # uid_map outside of every user namespace
 
@@ -36,12 +36,12 @@ def refuse_unsafe(path: str) -> None:
 
 
 def why_replaceable(directory: str, owners: Collection[int]) -> str | None:
-    """How others could put something of theirs at a path in `directory`; None: they cannot.
+    """How others could replace what lies in `directory`; None if they cannot.
 
     The directory, every directory above it and every symbolic link on the way must belong to
     `owners`. Only its owner may write the directory itself. One above it may be writable by others
-    if it is sticky, as /tmp is: they cannot rename or remove there what is not theirs. The path is
-    absolute; OSError if it leads nowhere.
+    if it is sticky, as /tmp is: then they cannot rename or remove what is not theirs. The path is
+    absolute; OSError if it does not exist.
     """
     way = list(_way(directory))
     target, _ = way[-1]
@@ -58,13 +58,13 @@ def why_replaceable(directory: str, owners: Collection[int]) -> str | None:
 
 
 def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every directory and symbolic link that a path leads through; the last is where it ends."""
+    """Every directory and symbolic link that a path leads through, ending with its target."""
     at, links = "/", 0
     names = path.split("/")[::-1]
     while names:
         name = names.pop()
         if name in {"", ".", ".."}:
-            at = os.path.dirname(at) if name == ".." else at  # noqa: PTH120 - no link is in it
+            at = os.path.dirname(at) if name == ".." else at  # noqa: PTH120 - it contains no link
             continue
         entry = os.path.join(at, name)  # noqa: PTH118
         status = os.lstat(entry)
@@ -82,7 +82,7 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _unmapped_uid() -> int | None:
-    """In a user namespace, the id that stands for users without one there, as the host's root."""
+    """In a user namespace, the id that stands for users without an id in it, like root."""
     try:
         if Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _ALL_MAPPED:
             return None
@@ -92,7 +92,7 @@ def _unmapped_uid() -> int | None:
 
 
 def make_private(path: str) -> None:
-    """A directory of mode 0700 that is ours, made if it is not there; else a DirectoryError."""
+    """Create a directory of mode 0700, or accept one that is ours; else a DirectoryError."""
     try:
         with contextlib.suppress(FileExistsError):
             Path(path).mkdir(mode=0o700)
@@ -109,7 +109,7 @@ def make_private(path: str) -> None:
 
 @contextlib.contextmanager
 def scratch(parent: str) -> Iterator[Path]:
-    """A fresh directory of mode 0700 in `parent`, removed with all in it, also after Ctrl-C."""
+    """A new directory of mode 0700 in `parent`, removed at the end, also after Ctrl-C."""
     refuse_unsafe(parent)
     path = Path(parent, PREFIX + os.urandom(6).hex())  # known before it is made: a signal may come
     try:
@@ -118,7 +118,7 @@ def scratch(parent: str) -> Iterator[Path]:
     finally:
         try:
             _remove(path)
-        except KeyboardInterrupt:  # an impatient second Ctrl-C must not leave gigabytes behind
+        except KeyboardInterrupt:  # a second Ctrl-C must not leave gigabytes behind
             _remove(path)
             raise
 

@@ -1,13 +1,13 @@
-"""Memory that other processes may map: sealed memfds, behind one another in one range of addresses.
+"""Memory that other processes can map: sealed memfds, side by side in one range of addresses.
 
-A memfd leaves nothing behind, whatever kills us. Each *segment* is one: all of its pages are taken
-when it is made, and it is sealed against growing and shrinking. So whoever has its descriptor can
-take no more memory with it, and a mapping of it can never end in a SIGBUS. Memory grows by another
-segment, which is mapped behind the last: what was mapped stays where it is, as a GPU that has it
-registered needs.
+A memfd leaves nothing behind, even if we are killed. Each *segment* is one memfd: all of its pages
+are taken when it is created, and it is sealed against growing and shrinking. So whoever has its
+descriptor cannot take more memory with it, and a mapping of it can never cause a SIGBUS. Memory
+grows by another segment, mapped after the last one: what was mapped stays where it is, as a GPU on
+which it is registered requires.
 
-A page that was given back (`discard`) is taken again by whoever writes to it: a process that has a
-segment mapped can always fill all of it.
+A page that was given back (`discard`) is taken again when somebody writes to it: a process that has
+a segment mapped can always fill all of it.
 """
 
 import ctypes
@@ -23,30 +23,30 @@ from forebay.sys.machine import binding
 from forebay.sys.machine.placement import ANYWHERE
 from forebay.sys.memory import LARGE_PAGE_BYTES, ask_for_large_pages, populate
 
-SEGMENTS_MAX: Final = 32  # of one slab; their descriptors go over a socket in one message
+SEGMENTS_MAX: Final = 32  # segments of one slab, whose descriptors fit into one message
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED: Final = 0x10
 _REMOVE: Final = 9  # MADV_REMOVE
 _DONTDUMP: Final = 16  # MADV_DONTDUMP
-_STEP_BYTES: Final = 64 << 20  # taken by one call
-_THREADS_MAX: Final = 16  # a core zeroes 2 GB/s; a socket's memory takes no more than these write
+_STEP_BYTES: Final = 64 << 20  # bytes taken by one call
+_THREADS_MAX: Final = 16  # a core zeroes 2 GB/s; more threads are no faster
 _LOOK_S: Final = 0.2
 
 
 class Segment(NamedTuple):
-    """One memfd, sealed, every page of it taken."""
+    """One sealed memfd, with every page taken."""
 
     descriptor: int
     size_bytes: int
 
 
 class AddressRange:
-    """Addresses for segments that come one by one; nothing is taken by having them."""
+    """Addresses reserved for segments that come one by one; reserving takes no memory."""
 
     def __init__(self, limit_bytes: int, alignment: int = mmap.PAGESIZE) -> None:
-        """OSError where a process may not have so many addresses."""
+        """OSError if this process may not have so many addresses."""
         alignment = max(alignment, LARGE_PAGE_BYTES)
-        # The addresses of an empty file: it has no page until somebody writes where no segment is.
+        # Mapped from an empty file, which takes no page unless somebody writes outside of segments.
         placeholder = os.memfd_create("forebay-addresses", os.MFD_CLOEXEC)
         try:
             os.ftruncate(placeholder, limit_bytes + alignment)
@@ -63,14 +63,14 @@ class AddressRange:
         self.mapped_bytes = 0
 
     def map(self, segment: Segment) -> None:
-        """Put a segment behind the last one, or raise OSError; not by two threads at once."""
+        """Map a segment after the last one, or raise OSError; by one thread at a time."""
         if segment.size_bytes > self.limit_bytes - self.mapped_bytes:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         _map_at(self.address + self.mapped_bytes, segment)
         self.mapped_bytes += segment.size_bytes
 
     def close(self) -> bool:
-        """Unmap all of it; False while somebody has a view left: then try again."""
+        """Unmap everything; False while somebody has a view: then try again."""
         try:
             self.view.release()
             self._map.close()
@@ -80,10 +80,10 @@ class AddressRange:
 
 
 class SharedMemory:
-    """Segments of our own, mapped in this process."""
+    """Our own segments, mapped in this process."""
 
     def __init__(self, limit_bytes: int, *, huge_pages: bool = False) -> None:
-        """OSError where there are no addresses, or no huge pages; no memory is taken yet."""
+        """OSError if there are no addresses, or no huge pages; takes no memory yet."""
         self.huge_pages = huge_pages
         self._flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self._flags |= os.MFD_HUGETLB if huge_pages else 0
@@ -93,8 +93,8 @@ class SharedMemory:
         finally:
             os.close(probe)
         self.segments: list[Segment] = []
-        self.placement = ANYWHERE  # where it is to be taken from
-        self.bytes_on_nodes: dict[int, int] = {}  # when last looked at; empty: not known
+        self.placement = ANYWHERE  # where memory is to be taken from
+        self.bytes_on_nodes: dict[int, int] = {}  # as last seen; empty: not known
         self.limit_bytes = limit_bytes
         self.view = self._range.view
 
@@ -107,7 +107,7 @@ class SharedMemory:
 
     @property
     def size_bytes(self) -> int:
-        """Of all segments."""
+        """The size of all segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
     def extend(
@@ -116,10 +116,11 @@ class SharedMemory:
         taken: Callable[[int], None] = lambda _: None,
         nodes: Collection[int] = (),
     ) -> Segment:
-        """One more segment, or OSError and all is as before; not by two threads at once.
+        """Add a segment, or raise OSError and change nothing; by one thread at a time.
 
-        Waits until every page of it is taken, from these memory nodes if any are named; `taken`
-        hears meanwhile how many bytes are. BindingError where nodes cannot be had by name.
+        Waits until every page of it is taken, from these memory nodes if any are named; `taken` is
+        called with the number of bytes taken so far. BindingError if memory cannot be bound to
+        nodes.
         """
         descriptor = os.memfd_create("forebay-slab", self._flags)
         segment = Segment(descriptor, size_bytes)
@@ -132,43 +133,43 @@ class SharedMemory:
             os.close(descriptor)
             raise
         if not self.huge_pages:
-            ask_for_large_pages(address, size_bytes)  # a kernel that refuses has small ones
+            ask_for_large_pages(address, size_bytes)  # if the kernel refuses, pages are small
         failed = _bound(address, size_bytes, nodes) or _take(segment, address, taken)
         if failed is not None:
             self._range.mapped_bytes -= size_bytes
-            _madvise(address, size_bytes, _REMOVE)  # it stays mapped until another is put there
+            _madvise(address, size_bytes, _REMOVE)  # stays mapped until another segment replaces it
             os.close(descriptor)
             raise failed
         self.segments.append(segment)
         return segment
 
     def see_nodes(self) -> None:
-        """Look on which memory nodes its pages lie.
+        """Look up on which memory nodes its pages lie.
 
-        Where there are many small ones that takes long, and nobody can map anything meanwhile.
+        With many small pages this takes long, and nobody can map anything meanwhile.
         """
         start = self._range.address
         self.bytes_on_nodes = binding.bytes_on_nodes(start, start + self._range.mapped_bytes)
 
     def discard(self, offset: int, size_bytes: int) -> None:
-        """Give a range's pages back to the system; it reads as zeros from now on."""
+        """Give a range's pages back to the system; from now on it reads as zeros."""
         _madvise(self._range.address + offset, size_bytes, _REMOVE)
 
     def close(self) -> None:
-        """Close the descriptors, and unmap; while a view is left, that waits for its end."""
+        """Close the descriptors and unmap, which takes effect when no view is left."""
         for segment in self.segments:
             os.close(segment.descriptor)
         self._range.close()
 
 
 def mapped(descriptor: int, *, write: bool) -> memoryview:
-    """A whole memfd of another process, mapped until its last view is gone; OSError."""
+    """Another process's whole memfd, mapped until its last view is gone; OSError."""
     access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
     return memoryview(mmap.mmap(descriptor, 0, access=access))
 
 
 def filled(data: bytes) -> int:
-    """The descriptor of a sealed memfd that holds these bytes and nothing else; OSError."""
+    """The descriptor of a new sealed memfd that holds just these bytes; OSError."""
     descriptor = os.memfd_create("forebay-result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
@@ -186,7 +187,7 @@ def _bound(address: int, size_bytes: int, nodes: Collection[int]) -> OSError | N
 
 
 def _take(segment: Segment, address: int, taken: Callable[[int], None]) -> OSError | None:
-    """Have a page behind every address of a segment; threads share the zeroing."""
+    """Take every page of a segment, zeroing them with several threads; the error if that fails."""
     steps = iter(range(0, segment.size_bytes, _STEP_BYTES))
     done: list[int] = []
     failed: list[OSError] = []
@@ -215,7 +216,7 @@ def _take(segment: Segment, address: int, taken: Callable[[int], None]) -> OSErr
 
 
 def _each(steps: Iterator[int], lock: threading.Lock) -> Iterator[int]:
-    """What others have not taken of `steps`."""
+    """The steps that other threads have not taken."""
     while True:
         with lock:
             step = next(steps, None)

@@ -1,9 +1,9 @@
-"""Sockets: Unix ones, the only way into a pool, and TCP for those who watch it.
+"""Sockets: Unix sockets, the only way into a pool, and TCP for its HTTP port.
 
-Every call raises OSError as the kernel says it.
+Every call raises OSError as the kernel reports it.
 
-All sockets made here are non-blocking and close-on-exec. A path is short: the kernel keeps at most
-107 bytes of it.
+All sockets made here are non-blocking and close-on-exec. Paths must be short: the kernel allows at
+most 107 bytes.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PATH_BYTES_MAX: Final = 107
-_SO_PEERPIDFD: Final = 77  # Linux 6.5 and later; socket has no name for it yet
+_SO_PEERPIDFD: Final = 77  # Linux 6.5 and later; Python has no name for it yet
 _CREDENTIALS: Final = struct.Struct("3i")
 _TCP_TABLE_BYTES_MAX: Final = 32 << 20  # of /proc/net/tcp: some 200,000 connections
-_ESTABLISHED: Final = "01"  # there: others have no user any more, which looks like root
-_FDS_MAX: Final = 32  # descriptors in one message; a peer that sends more loses them
+_ESTABLISHED: Final = "01"  # in that table; in other states the user is gone, and shown as 0
+_FDS_MAX: Final = 32  # descriptors in one message; any more are lost
 
 
 class _PollFd(ctypes.Structure):
@@ -44,14 +44,14 @@ _ppoll.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_vo
 
 
 class Peer(NamedTuple):
-    """Who connected, as the kernel saw it at that moment."""
+    """The process that connected, as the kernel saw it at that moment."""
 
-    pid: int  # where its namespace hides it, a negative number of the process, or 0
+    pid: int  # if its namespace hides it, a negative number for the process, or 0
     uid: int
 
 
 def listen_tcp(address: str, port: int, backlog: int) -> socket.socket:
-    """A listening, blocking TCP socket at a numeric address; port 0: any that is free."""
+    """A listening, blocking TCP socket at a numeric address; port 0: any free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -65,13 +65,13 @@ def listen_tcp(address: str, port: int, backlog: int) -> socket.socket:
 
 
 def listen(path: str, mode: int, backlog: int) -> socket.socket:
-    """A listening socket at a path that does not exist yet, never more open than `mode`."""
+    """A listening socket at a path that does not exist yet, never more accessible than `mode`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         # The file gets the socket's own mode at bind, so that no instant has a wider one.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
-        os.chmod(path, mode)  # noqa: PTH101 - what the umask took away
+        os.chmod(path, mode)  # noqa: PTH101 - restores what the umask removed
         listener.listen(backlog)
     except OSError:
         listener.close()
@@ -80,7 +80,7 @@ def listen(path: str, mode: int, backlog: int) -> socket.socket:
 
 
 def remove_stale(path: str) -> None:
-    """Remove a socket that nobody listens at any more; what is no socket is a FileExistsError."""
+    """Remove a socket that nobody listens at; FileExistsError if it is no socket."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def accept(listener: socket.socket) -> socket.socket:
 
 
 def connect(path: str) -> socket.socket:
-    """A connection, made at once or not at all: a full backlog is a BlockingIOError."""
+    """A connection, made at once or not at all: BlockingIOError if the backlog is full."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         connection.connect(path)
@@ -109,30 +109,30 @@ def connect(path: str) -> socket.socket:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process and user at the other end when it connected."""
+    """The process and user that were at the other end when it connected."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(found)
     return Peer(pid or -_pidfd_inode(connection), uid)
 
 
 def _pidfd_inode(connection: socket.socket) -> int:
-    """A number that no other process of this host ever has; 0: Linux before 6.9 has none."""
+    """A number that no other process of this host ever has; 0 before Linux 6.9."""
     try:
         pidfd = peer_pidfd(connection)
     except OSError:
-        return 0  # before 6.5, or the process is gone
+        return 0  # before Linux 6.5, or the process is gone
     try:
         found = os.fstat(pidfd)
         return 0 if found.st_dev == _device_of_unnamed_files() else found.st_ino
     except OSError:
-        return 0  # no descriptor is left
+        return 0  # out of descriptors
     finally:
         os.close(pidfd)
 
 
 @functools.cache
 def _device_of_unnamed_files() -> int:
-    """Where older kernels have all pidfds, as one file."""
+    """The device on which older kernels have all pidfds, as one inode."""
     descriptor = os.eventfd(0, os.EFD_CLOEXEC)
     try:
         return os.fstat(descriptor).st_dev
@@ -141,9 +141,9 @@ def _device_of_unnamed_files() -> int:
 
 
 def tcp_peer_uid(connection: socket.socket) -> int | None:
-    """The user at the other end of a TCP connection within this host; None: not known.
+    """The user at the other end of a TCP connection within this host; None if not known.
 
-    Reads the kernel's table of connections: milliseconds where there are many of them.
+    Reads the kernel's table of connections, which takes milliseconds if there are many.
     """
     try:
         ours, theirs = connection.getsockname()[:2], connection.getpeername()[:2]
@@ -159,7 +159,7 @@ def tcp_peer_uid(connection: socket.socket) -> int | None:
 
 
 def _as_in_table(address: str, port: int) -> str:
-    """An address as /proc/net/tcp has it: words of 32 bits in this machine's order."""
+    """An address as /proc/net/tcp has it: 32-bit words in this machine's byte order."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address)
     words = struct.unpack(f"={len(packed) // 4}I", packed)
@@ -167,7 +167,7 @@ def _as_in_table(address: str, port: int) -> str:
 
 
 def peer_pidfd(connection: socket.socket) -> int:
-    """A pidfd of the process that connected: no other can have taken its number meanwhile."""
+    """A pidfd of the process that connected, even if its pid is reused by now."""
     return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
 
 
@@ -182,7 +182,7 @@ def send(connection: socket.socket, data: bytes | memoryview, fds: Sequence[int]
 
 
 def receive(connection: socket.socket, size_max: int) -> bytes | None:
-    """Bytes that have come; empty at the end of the stream, None if there are none yet."""
+    """The received bytes; empty at the end of the stream, None if there are none yet."""
     try:
         return connection.recv(size_max)
     except (BlockingIOError, InterruptedError):
@@ -190,7 +190,7 @@ def receive(connection: socket.socket, size_max: int) -> bytes | None:
 
 
 def receive_fds(connection: socket.socket, size_max: int) -> tuple[bytes | None, list[int]]:
-    """The same, with the descriptors that came along; they are the caller's to close."""
+    """As `receive`, with the descriptors that came along; the caller has to close them."""
     try:
         data, fds, _, _ = socket.recv_fds(connection, size_max, _FDS_MAX, socket.MSG_CMSG_CLOEXEC)
     except (BlockingIOError, InterruptedError):
@@ -199,7 +199,7 @@ def receive_fds(connection: socket.socket, size_max: int) -> tuple[bytes | None,
 
 
 def wait(connection: socket.socket, *, write: bool, timeout_s: float) -> bool:
-    """Whether it can be read, or else written, within the time; a signal ends the wait early.
+    """Whether it can be read (or written) within the time; a signal ends the wait early.
 
     Python's own calls wait for whole milliseconds, or take no descriptor above 1023.
     """
@@ -210,7 +210,7 @@ def wait(connection: socket.socket, *, write: bool, timeout_s: float) -> bool:
 
 
 def cannot_shrink(descriptor: int) -> bool:
-    """Whether a memfd keeps its size for good, so that reading a mapping of it cannot fail."""
+    """Whether a memfd can never shrink, so that reading a mapping of it cannot fail."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:

@@ -1,4 +1,4 @@
-"""Whole reads and writes: what POSIX says to try again is tried again, a few times."""
+"""Whole reads and writes: short and interrupted calls are repeated, a few times."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ _ZEROS_BYTES: Final = 1 << 20  # written at once
 
 
 def read_whole(disk: Disk, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill the buffers; bytes read, fewer only where the file keeps ending early."""
+    """Fill the buffers; the bytes read, fewer only if the file keeps ending early."""
     return _whole(disk.read, descriptor, buffers, offset)
 
 
 def write_whole(disk: Disk, descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write the buffers; OSError if that cannot be done."""
+    """Write all buffers; OSError if that fails."""
     if _whole(disk.write, descriptor, buffers, offset) < sum(map(len, buffers)):
         raise OSError(errno.EIO, "short write")
 
 
 def zero_whole(disk: Disk, descriptor: int, offset: int, size_bytes: int) -> None:
-    """Let whole pages of a file read as zeros; OSError if that cannot be done.
+    """Make whole pages of a file read as zeros; OSError if that fails.
 
-    Zeros are written where the file system has no call for it.
+    Writes zeros if the file system has no call for it.
     """
     try:
         disk.zero(descriptor, offset, size_bytes)
@@ -42,7 +42,7 @@ def zero_whole(disk: Disk, descriptor: int, offset: int, size_bytes: int) -> Non
 def overwrite_whole(disk: Disk, descriptor: int, offset: int, size_bytes: int) -> None:
     """Write zeros over whole pages of a file, so that its blocks hold nothing else.
 
-    Unlike `zero_whole`, which may only have the file system say that they read as zeros.
+    `zero_whole` may only have the file system note that they read as zeros.
     """
     zeros = memory.allocate(min(size_bytes, _ZEROS_BYTES))
     for at in range(offset, offset + size_bytes, _ZEROS_BYTES):

@@ -1,4 +1,4 @@
-"""The seams and the barrier together, as a tier takes them."""
+"""The seams to the world and the barrier, as one object that tiers take."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from forebay.sys.disk import Disk
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything outside the process, the real one but in tests, and what catches bugs."""
+    """Everything outside the process (real, except in tests), and the barrier that catches bugs."""
 
     disk: Disk = field(default_factory=Disk)
     clock: Clock = field(default_factory=Clock)

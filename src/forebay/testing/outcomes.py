@@ -1,4 +1,4 @@
-"""What a tier answers and tells: loads and stores submitted by the dozen, and a listener."""
+"""Collects a tier's outcomes and news: loads and stores submitted in bulk, and a listener."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Records whose payload follows from their name: an oracle that no crash can lose.
+"""Records whose payload follows from their name, so that it can be checked after any crash.
 
 Whoever knows a name knows what a hit must hold, in another process and after any fault.
 """

@@ -1,4 +1,4 @@
-"""What a power loss may take back: every change since the medium last settled.
+"""What a power loss may undo: every change since the medium last settled.
 
 Data and names fail differently, and so they are modelled. Each write not yet settled is, each for
 itself, kept, lost, or torn at 512 or 4096 bytes: drives and kernels write back in any order. Names

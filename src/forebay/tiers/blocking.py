@@ -1,4 +1,4 @@
-"""Tiers for callers that may wait: scripts, benchmarks, tests."""
+"""Blocking calls of tiers, for scripts, benchmarks and tests."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def store(
     timeout_s: float = 30.0,
     digest: Digest | None = None,
 ) -> StoreOutcome:
-    """Store a payload and wait for the outcome; too late counts as dropped."""
+    """Store a payload and wait for the outcome; if that takes too long, it counts as dropped."""
     source = memory.allocate(len(payload))
     source[: len(payload)] = payload
     answer = _Answer()
@@ -57,7 +57,7 @@ def load(
 ) -> tuple[LoadOutcome, bytes]:
     """Load a payload of at most `length_max` bytes and wait for it; too late is a miss.
 
-    `deadline` is on the tier's clock; without it, that is the system's, and the time is the same.
+    `deadline` is by the tier's clock; by default it is `timeout_s` from now by the system's clock.
     """
     target = memory.allocate(length_max)
     answer = _Answer()

@@ -1,4 +1,4 @@
-"""A tier whose medium does not learn the names of records: they are encrypted on the way in.
+"""A tier around another one that encrypts the names of records, so that no medium learns them.
 
 Works with every tier, since names are opaque to all of them. What a medium can still tell: how long
 records are, when they were written, and which record continues which.
@@ -34,12 +34,12 @@ from forebay.tiers.quotas import Quota
 
 
 class HiddenNamesTier(Tier):
-    """Another tier, which knows records by other names."""
+    """A tier that passes on everything under encrypted names."""
 
     def __init__(
         self, opener: Callable[[TierListener], Tier], names: NameCipher, listener: TierListener
     ) -> None:
-        """Open the other tier; its errors are this one's."""
+        """Open the other tier, which may raise."""
         self._names = names
         self._tier = opener(_ShownListener(listener, names))
         self.name = self._tier.name
@@ -213,7 +213,7 @@ def _used(record: UsedRecord, rename: Callable[[bytes], bytes]) -> UsedRecord:
 
 
 class _ShownListener(TierListener):
-    """Tells another listener of records by their own names."""
+    """Tells another listener about records by their real names."""
 
     def __init__(self, listener: TierListener, names: NameCipher) -> None:
         self._listener, self._names = listener, names

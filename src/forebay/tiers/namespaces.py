@@ -1,9 +1,9 @@
-"""Namespaces by number, with what each of them holds: the books of a tier's index.
+"""Namespaces by number, with the usage of each: part of a tier's index.
 
-A number is a namespace's for as long as anything refers to it, and another's afterwards, so that
-namespaces that came and went cost nothing; the last `LEFT_MAX` names are kept, since copies that
-an index has forgotten may have to be erased. `largest` looks at `SCANNED_MAX` of them a call and
-remembers the largest that it saw: of more than these it finds the largest within several calls.
+A number belongs to a namespace as long as anything refers to it, and may be reused afterwards, so
+that namespaces that came and went cost nothing. The last `LEFT_MAX` names are kept, since copies
+that an index has forgotten may have to be erased. `largest` looks at `SCANNED_MAX` namespaces per
+call and remembers the largest it saw: if there are more, it finds the largest within several calls.
 Not thread-safe.
 """
 
@@ -13,30 +13,30 @@ from typing import Final
 
 from forebay.tiers.contract import NamespaceUsage
 
-SCANNED_MAX: Final = 4096  # by one call of `largest`: less than a millisecond
+SCANNED_MAX: Final = 4096  # looked at by one call of `largest`: less than a millisecond
 LEFT_MAX: Final = 4096  # names of namespaces that nothing refers to any more
 _NOTHING: Final = NamespaceUsage()
 
 
 class NamespaceTable:
-    """The namespaces of one index. Its columns are by number, and the index's to change."""
+    """The namespaces of one index, which changes the columns (by number) itself."""
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
         self.references: list[int] = []  # rows of the index that have this number
-        self.records: list[int] = []  # those that count
-        self.payload_bytes: list[int] = []  # and their payload
+        self.records: list[int] = []  # records that count
+        self.payload_bytes: list[int] = []  # payload bytes of these
         self._names: list[bytes] = []
         self._free: list[int] = []
         self._left: dict[bytes, None] = {}  # the oldest first
-        self._largest: list[int] = []  # when last asked for
-        self._scanned = 0  # up to this number, then
+        self._largest: list[int] = []  # result of the last `largest`
+        self._scanned = 0  # numbers below it were looked at by then
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def refer(self, name: bytes) -> int:
-        """One more row is of this namespace: its number."""
+        """One more row refers to this namespace; returns its number."""
         number = self.numbers.get(name)
         if number is None:
             number = self._new(name)
@@ -44,7 +44,7 @@ class NamespaceTable:
         return number
 
     def release(self, number: int) -> None:
-        """One row of this namespace is gone."""
+        """One row fewer refers to this namespace."""
         self.references[number] -= 1
         if not self.references[number]:
             assert not self.records[number]
@@ -57,12 +57,12 @@ class NamespaceTable:
                 del self._left[next(iter(self._left))]
 
     def usage(self) -> dict[bytes, NamespaceUsage]:
-        """What every namespace has; nothing where it only had something."""
+        """The usage of every namespace, also of those that have nothing any more."""
         names = [*self.numbers, *self._left]
         return dict(zip(names, self.usage_of(names), strict=True))
 
     def usage_of(self, names: Iterable[bytes]) -> list[NamespaceUsage]:
-        """What each of these has."""
+        """The usage of each of these namespaces."""
         found = [self.numbers.get(name) for name in names]
         return [
             _NOTHING
@@ -72,7 +72,7 @@ class NamespaceTable:
         ]
 
     def largest(self, limit: int) -> list[bytes]:
-        """Those with most bytes, the largest first."""
+        """The namespaces with the most bytes, the largest first."""
         end = self._scanned + SCANNED_MAX
         seen = {*self._largest, *range(self._scanned, min(end, len(self._names)))}
         self._scanned = end if end < len(self._names) else 0

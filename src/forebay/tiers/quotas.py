@@ -1,15 +1,15 @@
-"""What tenants may hold of one medium: hard caps, guaranteed floors, and who gives way.
+"""Tenants' quotas on one medium: hard caps, guaranteed floors, and who gives way.
 
-Pure and not thread-safe: whoever owns the medium owns this. Bytes are counted here alone, from the
-moment that they are taken until they are given back, so a cap holds at every instant.
+Pure and not thread-safe: the medium's owner owns this. Bytes are counted only here, from the moment
+they are taken until they are given back, so a cap holds at every instant.
 
 * A tenant never holds more than its cap.
-* What a tenant holds up to its floor leaves for nobody else's sake.
-* Room is made by the tenant that is furthest above its floor for its weight, and by the one that
-  wants the room where it is itself at its cap.
+* Up to its floor, a tenant loses nothing for others.
+* Room is made by the tenant that is furthest above its floor, relative to its weight. A tenant at
+  its cap makes room for itself.
 
-A tenant that nobody has named has neither floor nor cap and gives way before all others: it was
-forgotten, or its name was taken out of the settings.
+A tenant without a quota, since it was forgotten or removed from the settings, has neither floor nor
+cap and gives way before all others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,11 +25,11 @@ class Quota:
     """What one tenant may hold of one medium."""
 
     floor_bytes: int = 0  # guaranteed
-    cap_bytes: int | None = None  # never exceeded; None: as much as there is
-    weight: int = 1  # against others, where there is not enough for all
+    cap_bytes: int | None = None  # never exceeded; None: no cap
+    weight: int = 1  # share, relative to others, of what is not enough for all
 
     def part(self, share: Fraction) -> "Quota":
-        """The same for a part of the medium, rounded down."""
+        """The same quota for a part of the medium, rounded down."""
         cap_bytes = None if self.cap_bytes is None else int(self.cap_bytes * share)
         return Quota(int(self.floor_bytes * share), cap_bytes, self.weight)
 
@@ -39,12 +39,12 @@ FLOORS: Final = "the floors of all tenants together are more than that; lower th
 
 
 def floors_bytes(quotas: Mapping[bytes, Quota]) -> int:
-    """What is guaranteed to all of these together."""
+    """The sum of these quotas' floors."""
     return sum(quota.floor_bytes for quota in quotas.values())
 
 
 class Quotas:
-    """What every tenant holds, and may."""
+    """What every tenant holds, and may hold."""
 
     def __init__(self, quotas: Mapping[bytes, Quota] | None = None) -> None:
         self._quotas: dict[bytes, Quota] = {}
@@ -52,12 +52,12 @@ class Quotas:
         self.replace(quotas or {DEFAULT_TENANT: Quota()})
 
     def replace(self, quotas: Mapping[bytes, Quota]) -> None:
-        """Other quotas from now on; what is held stays until room is wanted."""
+        """Use other quotas from now on; nobody loses anything before room is needed."""
         self._quotas = dict(quotas)
 
     @property
     def floors_bytes(self) -> int:
-        """What is guaranteed to all tenants together."""
+        """The sum of all floors."""
         return floors_bytes(self._quotas)
 
     def quota_of(self, tenant: bytes) -> Quota:
@@ -69,11 +69,11 @@ class Quotas:
         return self._used.get(tenant, 0)
 
     def take(self, tenant: bytes, size_bytes: int) -> None:
-        """A tenant holds so much more."""
+        """A tenant takes so many bytes."""
         self._used[tenant] = self.used_bytes(tenant) + size_bytes
 
     def give(self, tenant: bytes, size_bytes: int) -> None:
-        """A tenant holds so much less."""
+        """A tenant gives back so many bytes."""
         left_bytes = self.used_bytes(tenant) - size_bytes
         assert left_bytes >= 0
         if left_bytes:
@@ -94,15 +94,16 @@ class Quotas:
         return cap_bytes is None or size_bytes <= cap_bytes
 
     def may_lose(self, tenant: bytes, size_bytes: int, wanted_by: bytes) -> bool:
-        """Whether a tenant may lose so much so that another, or itself, has room."""
+        """Whether a tenant may lose so much to make room for another one, or for itself."""
         left_bytes = self.used_bytes(tenant) - size_bytes
         is_above = left_bytes >= self.quota_of(tenant).floor_bytes  # verify: tenant's floor
         return tenant == wanted_by or is_above
 
     def losers(self, wanted_by: bytes, size_bytes: int) -> list[bytes]:
-        """Who may lose so much for a tenant, in the order in which they are to be asked.
+        """The tenants that may lose so much for a tenant, the first to ask first.
 
-        Itself only, where it is at its cap. Else the one first that is furthest above its floor.
+        A tenant at its cap can only lose its own. Otherwise the one furthest above its floor is
+        first.
         """
         if not self.fits(wanted_by, size_bytes):
             return [wanted_by]
@@ -110,15 +111,15 @@ class Quotas:
         return sorted(able, key=lambda each: self._rank(each, wanted_by))
 
     def above_caps(self) -> list[bytes]:
-        """Tenants that hold more than their caps, since those were lowered."""
+        """Tenants that hold more than their caps, after these were lowered."""
         return [tenant for tenant in self._used if not self.fits(tenant, 0)]
 
     def holders(self) -> Iterable[bytes]:
-        """All who hold anything."""
+        """All tenants that hold anything."""
         return self._used.keys()
 
     def held(self) -> dict[bytes, int]:
-        """What each of them holds; any thread may ask."""
+        """What each tenant holds; any thread may call."""
         return dict(self._used)
 
     def _rank(self, tenant: bytes, wanted_by: bytes) -> tuple[bool, float, bool]:

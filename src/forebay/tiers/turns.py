@@ -1,8 +1,8 @@
 """Whose turn it is: bandwidth shared among tenants by weight (deficit round robin).
 
-A tenant that has something to do is served until it has had `QUANTUM_BYTES` times its weight, then
-the next one is. What a tenant was served beyond that is taken off its next turn, so that sizes need
-not be known before. Who has nothing to do loses its turn and saves nothing up. Not thread-safe.
+A tenant with something to do is served until it has had `QUANTUM_BYTES` times its weight, then the
+next one is. Whatever it was served beyond that is taken off its next turn, so sizes need not be
+known in advance. A tenant with nothing to do loses its turn and saves nothing up. Not thread-safe.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class Turns:
         self._left: dict[bytes, int] = {}  # bytes left of a turn; who is being served comes first
 
     def join(self, tenant: bytes) -> None:
-        """A tenant has something to do; nothing happens if it had before."""
+        """A tenant has something to do; does nothing if it had already."""
         if tenant not in self._left:
             self._left[tenant] = 0
 
@@ -32,8 +32,8 @@ class Turns:
         self._left.pop(tenant, None)
 
     def current(self) -> bytes | None:
-        """The tenant whose turn it is; None: none has anything to do."""
-        if len(self._left) == 1:  # mostly: there are no tenants
+        """The tenant whose turn it is; None if none has anything to do."""
+        if len(self._left) == 1:  # the usual case, without tenants
             return next(iter(self._left))
         while self._left:
             for tenant in list(self._left):
@@ -45,11 +45,11 @@ class Turns:
 
     def served(self, tenant: bytes, size_bytes: int) -> None:
         """A tenant was served so many bytes."""
-        if len(self._left) > 1 and tenant in self._left:  # who is alone owes nobody anything
+        if len(self._left) > 1 and tenant in self._left:  # a tenant that is alone is not charged
             self._left[tenant] -= size_bytes
 
     def _skip(self) -> None:
-        """Pass over the rounds in which nobody could be served: items may be large."""
+        """Skip rounds in which nobody could be served, as after a large item."""
         rounds = min(-left // self._turn_bytes(each) for each, left in self._left.items())
         for tenant in self._left:
             self._left[tenant] += max(0, rounds) * self._turn_bytes(tenant)
@@ -74,7 +74,7 @@ class FairQueue(Generic[Job]):
         return (job for jobs in self._jobs.values() for job, _ in jobs)
 
     def weigh(self, weights: dict[bytes, int]) -> None:
-        """Other weights from now on; whoever is not named has 1."""
+        """Set tenants' weights; one that is not named has 1."""
         self._weights = weights
 
     def put(self, job: Job, size_bytes: int, tenant: bytes = DEFAULT_TENANT) -> None:
@@ -84,7 +84,7 @@ class FairQueue(Generic[Job]):
         self._count += 1
 
     def take(self) -> Job:
-        """The job that comes next; there must be one."""
+        """The next job; there must be one."""
         tenant = self._turns.current()
         assert tenant is not None, "the queue is empty"
         jobs = self._jobs[tenant]
@@ -95,7 +95,7 @@ class FairQueue(Generic[Job]):
         return job
 
     def remove(self, is_over: Callable[[Job], bool]) -> list[Job]:
-        """Take out all jobs of which this is true."""
+        """Remove and return all jobs for which this is true."""
         removed = [job for job in self if is_over(job)]
         for tenant in list(self._jobs) if removed else ():
             kept = deque(each for each in self._jobs[tenant] if not is_over(each[0]))

@@ -1,4 +1,4 @@
-"""The same load on every variant, one after the other; repeats turn the order round.
+"""Runs the same load on every variant, one after the other; the order alternates per repeat.
 
 Every variant and every repeat begins with empty caches where we start the server; where we do not,
 no text is asked twice. All variants are asked the same text.

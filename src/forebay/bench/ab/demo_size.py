@@ -1,4 +1,4 @@
-"""How much the demo does: as much as fits its time at the speed that this machine has shown.
+"""How much the demo does: as much as fits its time at this machine's speed.
 
 A dialog must be lost to the engine's own cache when it comes back, or there would be nothing to
 compare. Each turn of the other dialogs takes its place, so `LEAST_DIALOGS` of them must not fit:

@@ -1,4 +1,4 @@
-"""Figures of a run under the flat names of docs/bench.md: medians, spreads, pairs with ratios."""
+"""A run's figures under the names of docs/bench.md: medians, spreads, pairs with ratios."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Figures that no bandwidth shows: reopening, memory of the index, time of the key chain."""
+"""Figures other than bandwidth: time to reopen, memory of the index, time of the key chain."""
 
 import gc
 import os

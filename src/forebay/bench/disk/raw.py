@@ -1,4 +1,4 @@
-"""The baseline: what the drive gives to plain threads that read and write with O_DIRECT.
+"""The baseline: the drive's speed for plain threads that read and write with O_DIRECT.
 
 Same seam, same I/O size, same number in flight as Forebay's tier beside it, but nothing is hashed,
 indexed or verified. One preallocated file a directory, written once before anything is measured.

@@ -1,4 +1,4 @@
-"""Models by their shape alone: speed does not depend on what the weights say."""
+"""Models defined by their shape alone: speed does not depend on the values of weights."""
 
 import json
 import zlib

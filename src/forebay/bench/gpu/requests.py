@@ -1,4 +1,4 @@
-"""What the rows ask of an engine: dialogs and stateless prompts, with the clients of `bench serve`.
+"""The rows' requests: dialogs and stateless prompts, with the clients of `bench serve`.
 
 A word is a token here; see `Vocabulary`. A request that fails is a StartupError.
 """

@@ -1,4 +1,4 @@
-"""A row's results: written after every repeat, taken up again where they end.
+"""A row's results: written after every repeat, and continued if a run was interrupted.
 
 A repeat has all its variants, from one run; a repeat that was broken off is measured again whole.
 """

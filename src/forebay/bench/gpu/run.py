@@ -1,4 +1,4 @@
-"""A row under way: its engines, its pool, its time."""
+"""A row while it runs: its engines, its pool, its time limit."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One step of a load: so many clients at once, each with its sessions, turn by turn.
+"""One step of a load: a number of concurrent clients, each working through its sessions.
 
 Between two turns of a session its client has those of all others it holds, so that a cache which is
 too small for all of them has lost each one when it comes back.

@@ -1,4 +1,4 @@
-"""What a server says of itself: its model, what a word takes in tokens, and its own metrics."""
+"""What a server tells about itself: its model, tokens per word, and its own metrics."""
 
 import asyncio
 import contextlib

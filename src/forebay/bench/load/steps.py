@@ -1,4 +1,4 @@
-"""A server under rising load, step by step, until the last one or until the SLA is long broken."""
+"""Puts a server under rising load, step by step, until the last step or well beyond the SLA."""
 
 import asyncio
 import contextlib

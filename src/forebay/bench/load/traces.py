@@ -1,4 +1,4 @@
-"""Workloads from files: agent sessions, chat requests, and what users have of their own.
+"""Workloads from files: agent sessions, chat requests, and users' own traces.
 
 Traces have no text, only which blocks of a prompt are equal: each block becomes made-up words that
 are equal exactly where the trace says so. docs/bench.md has the formats.

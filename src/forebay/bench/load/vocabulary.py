@@ -1,4 +1,4 @@
-"""Text as token ids without a tokenizer, for servers whose weights are made up."""
+"""Text as token ids without a tokenizer, for servers with random weights."""
 
 import zlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A client in a process of its own that stores at a steady rate beside what is measured.
+"""A client in a separate process that stores at a steady rate during a measurement.
 
 Run as a module it is that client: it stores until its input ends, so that it outlives nobody, and
 then prints what it has done.

@@ -1,4 +1,4 @@
-"""Chains of records that a measurement stores, and finds again."""
+"""Chains of records that a measurement stores and loads again."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What a result says, part by part, for the terminal and for the page alike."""
+"""The sections of a report, the same for the terminal and the page."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""What was measured as CSV: every step of a comparison, or every request of one server."""
+"""Results as CSV: every step of a comparison, or every request of one server."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Results as they lie in a file; docs/bench-format.md has every field with its unit.
+"""The format of result files; docs/bench-format.md has every field with its unit.
 
 A result needs no more than `steps`, each with `clients`, `req_s` and `tpot_ms`; everything else may
 be missing, and what a reader does not know it passes over.

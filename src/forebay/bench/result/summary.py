@@ -1,4 +1,4 @@
-"""From requests to figures: a step's means, percentiles, rates and errors."""
+"""Turns requests into figures: a step's means, percentiles, rates and errors."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

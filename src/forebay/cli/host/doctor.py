@@ -1,4 +1,4 @@
-"""`forebay doctor`: what on this machine, or in these settings, is in the way, and what to do."""
+"""`forebay doctor`: finds problems of this machine and these settings, and says what to do."""
 
 import argparse
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""`forebay remote`: stores that hosts share, tried from here."""
+"""`forebay remote`: tries the stores that hosts share, from this machine."""
 
 import argparse
 import json

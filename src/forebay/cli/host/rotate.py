@@ -1,4 +1,4 @@
-"""`forebay rotate`: other keys for what is encrypted from now on."""
+"""`forebay rotate`: new keys for everything that is encrypted from now on."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""`forebay clear`: delete what a pool holds, after it was said what that is."""
+"""`forebay clear`: deletes what a pool holds, after saying what that is."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The pool's log: lines go to stderr on a thread of their own, so that no other ever waits for it.
+"""The pool's log: a separate thread writes to stderr, so that no other thread waits for it.
 
 Whoever reads stderr may have stopped, and a full pipe blocks its writer for ever. Up to `LINES_MAX`
 lines wait then; more are left out, and their number is logged once there is room again.

@@ -1,4 +1,4 @@
-"""`forebay forget`: delete all that is a tenant's, for good, after it was said what that is."""
+"""`forebay forget`: deletes everything of a tenant, for good, after saying what that is."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Lines of a terminal as pieces of text with a style each: who prints them knows of colours.
+"""Lines of a terminal as pieces of text with a style each; who prints them picks the colours.
 
 Widths are counted in letters. Words of others are passed through `TextPiece.of`, which escapes what
 a terminal would take for a command.

@@ -1,4 +1,4 @@
-"""A terminal's whole screen, drawn anew at every change; what was there comes back at the end.
+"""The whole screen of a terminal, redrawn at every change and restored at the end.
 
 Colour is rich's concern: it knows what the terminal can do, and heeds NO_COLOR. Keys come one by
 one, without Enter and without being shown; Ctrl-C and Ctrl-Z stay what they are. The terminal is as

@@ -1,8 +1,8 @@
-"""A device whose codec is compared with the reference, page by page: to look for faults.
+"""A driver that checks every page the GPU's codec handles against the reference, to find faults.
 
-Behind every batch that a kernel encodes or decodes, the pages themselves are copied out of the KV
-cache by copy engines. Once that has landed, and before anyone hears that the batch is done, the
-reference decodes what lies in the slots, and both digests must be equal; else the engine ends.
+After every batch that a kernel encodes or decodes, copy engines copy the same pages out of the KV
+cache. When they have landed, and before anyone hears that the batch is done, the reference decodes
+what lies in the slots; unless both digests are equal, the engine ends.
 """
 
 from collections import deque
@@ -23,16 +23,16 @@ _HEX: Final = 16  # digits of a digest that are shown
 
 
 class _Copied(NamedTuple):
-    """Pages of a batch that are on their way to us."""
+    """Pages of a batch that are being copied out for comparison."""
 
     event: Event
     slots: Any  # addresses of the same pages, encoded
-    pages: Any  # a row a page
+    pages: Any  # one row per page
     inward: bool
 
 
 class CheckedDriver:
-    """See Driver; one more copy for each batch that is encoded, and far slower."""
+    """See Driver. Makes one more copy of each encoded batch, and is far slower."""
 
     def __init__(self, driver: Driver) -> None:
         self.compared_pages = 0
@@ -66,7 +66,7 @@ class CheckedDriver:
         self._copied.append(_Copied(event, batch.slots, pages, inward))
 
     def is_done(self, event: Event) -> bool:
-        """See Driver; what has landed by then is compared before it is said."""
+        """See Driver. Compares what has landed before it says so."""
         if not self._driver.is_done(event):
             return False
         for copied in list(self._copied):
@@ -78,7 +78,7 @@ class CheckedDriver:
     def _compare(self, copied: _Copied) -> None:
         self._driver.unregister(copied.pages.ctypes.data)
         page_bytes = copied.pages.shape[1]
-        # A page with too many escapes was encoded in vain, and is stored as it is.
+        # A page with too many escapes cannot be decoded; it will be stored raw.
         encoded = encoded_at(copied.slots, page_bytes)
         is_fit = are_fit(encoded, page_bytes)
         wanted = copied.pages[is_fit]

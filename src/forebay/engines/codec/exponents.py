@@ -1,6 +1,7 @@
 """The exponent code in numpy: the reference that the kernels are held to, and what CPUs use.
 
-An array has a page a row. Any bytes are safe to decode: nothing is read or written outside a page.
+Arrays have one row per page. Any bytes are safe to decode: nothing is read or written outside a
+page.
 """
 
 from typing import Any, Final
@@ -24,7 +25,7 @@ _EXPONENTS: Final = 256
 
 
 def encode(pages: Bytes) -> Bytes:
-    """Encoded pages; `fit` tells which of them can be decoded."""
+    """Encode pages; `fit` tells which of them can be decoded."""
     count, page_bytes = pages.shape
     encoded = np.zeros((count, encoded_bytes(page_bytes)), dtype=np.uint8)
     for page, target in zip(pages, encoded, strict=True):
@@ -33,19 +34,19 @@ def encode(pages: Bytes) -> Bytes:
 
 
 def fit(encoded: Bytes, page_bytes: int) -> bool:
-    """Whether all of these pages, as an encoder has left them, have room for their escapes."""
+    """Whether the escapes of all these encoded pages fit, so that they can be decoded."""
     return bool(are_fit(encoded, page_bytes).all())
 
 
 def are_fit(encoded: Bytes, page_bytes: int) -> Any:
-    """Likewise, page by page."""
+    """As `fit`, for each page."""
     return _words(encoded[:, COUNT_AT:VALUES_AT]) <= escapes_max(page_bytes)
 
 
 def are_sound(encoded: Bytes, page_bytes: int) -> bool:
-    """Whether all of these begin as encoded pages of this size do; read before a GPU decodes them.
+    """Whether all pages begin as encoded pages of this size do; checked before a GPU decodes them.
 
-    What is not looked at here cannot harm: a kernel passes over an escape beyond its page.
+    What is not checked here can do no harm: a kernel ignores an escape beyond its page.
     """
     table = encoded[:, :TABLE]
     values = _words(encoded[:, VALUES_AT : VALUES_AT + 4])
@@ -56,7 +57,7 @@ def are_sound(encoded: Bytes, page_bytes: int) -> bool:
 
 
 def decode(encoded: Bytes, page_bytes: int) -> Bytes | None:
-    """The pages; None where these are not encoded pages of this size, whole and undamaged."""
+    """The decoded pages; None unless these are undamaged encoded pages of this size."""
     if not are_sound(encoded, page_bytes):
         return None
     pages = np.empty((len(encoded), page_bytes), dtype=np.uint8)
@@ -67,9 +68,9 @@ def decode(encoded: Bytes, page_bytes: int) -> Bytes | None:
 
 
 def sample_page(page_bytes: int) -> Bytes:
-    """A page to try an encoder with: 16 exponents, both signs, all mantissas, and escapes.
+    """A page to test an encoder with: 16 exponents, both signs, all mantissas, and escapes.
 
-    Of these some are in one group of eight values, and others far apart, where the page has room.
+    Where the page has room, some escapes lie in one group of eight values and others far apart.
     """
     count = page_bytes // 2
     values = (np.arange(count) * 40_503 & 0x87FF).astype("<u2")
@@ -101,14 +102,14 @@ def _encode_page(values: Any, target: Bytes) -> None:
 
 
 def _table_of(exponents: Any) -> Any:
-    """The 16 exponents that most values have, of equals the smaller ones, in rising order."""
+    """The 16 most frequent exponents (the smaller one of equals), in rising order."""
     counts = np.bincount(exponents, minlength=_EXPONENTS)
     ranked = np.lexsort((np.arange(_EXPONENTS), -counts))
     return np.sort(ranked[:TABLE]).astype(np.uint8)
 
 
 def _decode_page(source: Bytes, values: Any) -> bool:
-    """Whether its escapes are in rising order and in the page; then its values are written."""
+    """Decode one page into `values`; False if its escapes are out of order or out of the page."""
     page_bytes = 2 * len(values)
     nibbles, mantissas = nibbles_at(page_bytes), mantissas_at(page_bytes)
     index = np.empty(len(values), dtype=np.uint8)
@@ -126,5 +127,5 @@ def _decode_page(source: Bytes, values: Any) -> bool:
 
 
 def _words(four_bytes: Bytes) -> Any:
-    """One little-endian number a row."""
+    """Each row's four bytes as a little-endian number."""
     return np.ascontiguousarray(four_bytes).view("<u4").ravel()

@@ -1,10 +1,10 @@
 """The exponent code on a GPU, fused with the copies between pages and slots.
 
-As `copies.gather`, these kernels read and write registered host memory at its host address. A
-program takes one page after another. Encoding reads its page twice: once to count exponents, and
-again, from a cache, to write. Decoding writes all values, then, behind a barrier, those that had
-escaped; whatever stands in a slot, nothing is written outside the page or read outside the slot.
-The bytes are those of `codec.exponents`.
+Like `copies.gather`, these kernels read and write registered host memory at its host address. A
+program handles one page after another. Encoding reads its page twice: first to count exponents,
+then, from a cache, to write. Decoding writes all values and then, after a barrier, those that had
+escaped; whatever a slot holds, nothing is written outside the page or read outside the slot. The
+bytes are those of `codec.exponents`.
 """
 
 from typing import Any, Final
@@ -38,9 +38,9 @@ def _count_exponents(page, values, VALUES: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _table_of(counts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """The 16 exponents that most values have, of equals the smaller ones: two words of eight.
+    """The 16 most frequent exponents (the smaller one of equals), as two words of eight.
 
-    And of each exponent where it stands among them; 16 if it does not.
+    Also each exponent's position among them, or 16 if it is not one of them.
     """
     bins = tl.arange(0, 256)
     keys = counts * 256 + (255 - bins)
@@ -64,7 +64,7 @@ def _list_escapes(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     escaped,  # noqa: ANN001
     room,  # noqa: ANN001
 ):
-    """Write the escapes of all lanes behind those before them, as far as there is room."""
+    """Append the escapes of all lanes to those written before, as far as there is room."""
     of_lane = tl.sum(missed, 1)
     before = escaped + tl.cumsum(of_lane, 0) - of_lane
     place = before[:, None] + tl.cumsum(missed, 1) - missed
@@ -185,15 +185,15 @@ def _decode_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
 
 
 def encode_pages(pages: Any, slots: Any, page_bytes: int, programs: int = PROGRAMS) -> None:
-    """From pages of a KV cache into slots, on the current stream; arrays of int64 addresses.
+    """Encode pages of a KV cache into slots, on the current stream; int64 addresses.
 
-    A page of too many escapes says so in its slot; it cannot be decoded.
+    A page with too many escapes is marked so in its slot, and cannot be decoded.
     """
     _launch(_encode_pages, pages, slots, page_bytes, programs)
 
 
 def decode_pages(slots: Any, pages: Any, page_bytes: int, programs: int = PROGRAMS) -> None:
-    """The reverse."""
+    """Decode slots into pages of a KV cache, on the current stream; int64 addresses."""
     _launch(_decode_pages, slots, pages, page_bytes, programs)
 
 

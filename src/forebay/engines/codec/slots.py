@@ -1,4 +1,4 @@
-"""Encoded pages where they lie in a slab: whether a GPU may decode them, and decoding them here."""
+"""Encoded pages in a slab: checking that a GPU may decode them, and decoding them on the CPU."""
 
 import ctypes
 from typing import Any
@@ -12,7 +12,7 @@ from forebay.record.exponents import ESCAPES_AT, encoded_bytes
 
 
 def are_decodable(job: JobBlocks, memory: Bytes) -> bool:
-    """Whether all encoded pages of a job begin as such; what is not encoded is not looked at."""
+    """Whether all encoded pages of a job begin as encoded pages do; raw pages are not checked."""
     words = memory[: len(memory) // 8 * 8].view(np.uint64)
     for table, rows in job.tables:
         if not (table.is_encoded and rows.total):
@@ -34,7 +34,7 @@ def decode_at(slots: Any, page_bytes: int) -> Bytes:
 
 
 def encoded_at(slots: Any, page_bytes: int) -> Bytes:
-    """Copies of them as they are, a row a page."""
+    """Copies of the encoded pages at these addresses, one row per page."""
     size = encoded_bytes(page_bytes)
     return np.stack(
         [

@@ -1,7 +1,7 @@
 """What is copied, and what every way of copying promises.
 
-The KV cache is written by the engine's forward, step by step; a block that was freed may be
-written by the forward of the very step that learns of it. So:
+Each forward pass writes the KV cache; a block that was freed may be written by the forward of the
+very step that learns of it. So:
 
 * `begin` runs before the forward of every step. A store reads beside forwards: nobody writes the
   whole blocks of a request that lives. In a step built after blocks were *freed*, they may be
@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from forebay.sys.shared import Segment
 
 Bytes: TypeAlias = Any  # a numpy array of uint8
-DOES_NOT_FIT: Final = b"raw"  # instead of a digest: it was to be encoded, and cannot be
+DOES_NOT_FIT: Final = b"raw"  # instead of a digest: the record does not fit encoded; store it raw
 
 
 class Piece(NamedTuple):
@@ -46,9 +46,9 @@ class Piece(NamedTuple):
     first: int  # the first of these blocks, counted in the record
     blocks: list[int]  # ids in the engine's KV cache
     group: int = 0
-    size: int = 0  # blocks that the whole record has; 0: those of a chunk
-    others: tuple[list[int], ...] = ()  # likewise, in the other block tables of the group
-    is_encoded: bool = False  # in its slot each page is (`forebay.record.exponents`)
+    size: int = 0  # blocks of the whole record; 0: all of a chunk
+    others: tuple[list[int], ...] = ()  # block ids in the group's other block tables
+    is_encoded: bool = False  # its pages are encoded in the slot (`record.exponents`)
 
     @property
     def tables(self) -> tuple[list[int], ...]:
@@ -84,17 +84,17 @@ class WorkerSlab:
     generation: int
     memory: Bytes
     arena_bytes: int  # no slot straddles a multiple of it
-    cap_bytes: int  # what there is of it, from its start, unless segments are added
-    given_back: frozenset[int] = frozenset()  # arenas that the pool uses no more; see Welcome
-    slot_bytes: int = 0  # of all slots that we use, or a multiple of them all
+    cap_bytes: int  # usable bytes from its start, until segments are added
+    given_back: frozenset[int] = frozenset()  # arenas that the pool no longer uses; see Welcome
+    slot_bytes: int = 0  # size of our slots, or a multiple of all their sizes
     shard: int = 0  # the number of this worker's shard in every slot
-    widest: tuple[int, ...] = ()  # by group, a block in the largest shard; empty: there is only one
-    segments: tuple[Segment, ...] = ()  # of which it is made, where others may map them
+    widest: tuple[int, ...] = ()  # by group, a block's bytes in the largest shard; empty: one shard
+    segments: tuple[Segment, ...] = ()  # that it consists of, so that another process can map them
 
 
 @dataclass(slots=True)
 class FinishedCopies:
-    """What has ended, or is coming, since the last time."""
+    """What has ended, or begun to come, since the last call of `take_done`."""
 
     stored: list[tuple[Store, bytes]] = field(default_factory=list)  # with their digests
     missed: list[Store] = field(default_factory=list)  # not copied, and not being copied
@@ -103,54 +103,55 @@ class FinishedCopies:
     )  # each once, at the latest when it is loaded
     loaded: list[LoadPart] = field(default_factory=list)
     failed: list[LoadPart] = field(default_factory=list)
-    store_s: float = 0.0  # that the device took for what was stored; 0 where it is not known
-    load_s: float = 0.0  # likewise, loaded
-    submit_s: float = 0.0  # from being told of what was loaded until it was submitted
+    store_s: float = 0.0  # device time of `stored`; 0: not known
+    load_s: float = 0.0  # device time of `loaded`; 0: not known
+    submit_s: float = 0.0  # time that `loaded` waited before it was submitted
 
 
 class Copies(Protocol):
-    """One worker's copies. Called by the thread that drives the model, which never waits for one.
+    """One worker's copies. Called by the thread that drives the model; no call waits for a copy.
 
-    Between `attach` and a `detach` that answers True there is a slab; stores and loads are of it.
+    There is a slab from `attach` until `detach` answers True; stores and loads refer to it.
     """
 
     def attach(self, slab: WorkerSlab) -> None:
         """Copy to and from this slab from now on.
 
-        One that is attached already must have the same memory and slots: what is registered stays.
-        Before the first step, another thread may call it, and nobody anything else meanwhile.
+        If a slab is attached already, it must have the same memory and slots: what is registered
+        with the GPU stays so. Before the first step another thread may call this, while nobody
+        calls anything else.
         """
         ...
 
     def detach(self) -> bool:
-        """Let go of the slab, so that it can be unmapped; False: not yet, ask again."""
+        """Let go of the slab, so that it can be unmapped; False if it is in use: try again."""
         ...
 
     @property
     def reach_bytes(self) -> int:
-        """Up to here, from its start, all slots of the slab can be copied; 0: none."""
+        """All slots below this offset of the slab can be copied; 0: none."""
         ...
 
     def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
-        """A step begins, with these stores. Before its forward.
+        """Begin a step, with these stores; called before its forward pass.
 
-        `loads`: it has loads too. `freed`: up to that step stores may read blocks that were freed
-        since the step before this one; 0: none does.
+        `loads`: the step has loads too. `freed`: stores of steps up to this one may read blocks
+        that were freed since the step before; 0: none does.
         """
         ...
 
     def load(self, load: LoadPart) -> None:
-        """Copy into blocks that are this load's alone; in a step begun with `loads`."""
+        """Copy into blocks that belong to this load alone, in a step begun with `loads`."""
         ...
 
     def await_loads(self, loads: Sequence[LoadPart]) -> None:
-        """The next forward begins when these are done, which were coming; it cannot fail."""
+        """Make the next forward pass wait for these loads, which are coming and cannot fail."""
         ...
 
     def take_done(self) -> FinishedCopies:
-        """What has ended, or is coming, since the last call."""
+        """What has ended, or begun to come, since the last call."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; waits, a few seconds at most."""
+        """Let go of everything; waits a few seconds at most."""
         ...

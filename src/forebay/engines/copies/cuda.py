@@ -1,10 +1,11 @@
 """CUDA behind the seam: torch's streams and events, batched copies, registered memory.
 
-A batch goes to the copy engines in one call: vLLM's operator where it is loaded, else the driver's
-`cuMemcpyBatchAsync` (CUDA 12.8), else one call a page. All three let go of the interpreter while
-they run. Small pages go by a kernel instead, those of loads up to a larger size: while a load of
-64 KiB pages is submitted to copy engines, 10 ms, a launch of the model's thread takes 2.5 ms. What
-is encoded is decoded by a kernel on its way in; on its way out it passes through GPU memory.
+A batch goes to the copy engines in one call: by vLLM's operator if it is loaded, else by the
+driver's `cuMemcpyBatchAsync` (CUDA 12.8), else by one call per page. All three release the
+interpreter lock while they run. Small pages are copied by a kernel instead, in loads up to a larger
+page size than in stores: while a load of 64 KiB pages is being submitted to copy engines (10 ms), a
+kernel launch of the model's thread takes 2.5 ms. Encoded pages are decoded by a kernel on their way
+in; on their way out pages are encoded in GPU memory first.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ GATHER_LOADS_BELOW: Final = 128 << 10
 # thread waits for the interpreter, a millisecond beside a busy model. Somebody waits for a load.
 _LOADED_A_CALL: Final = 4096
 _STORED_A_CALL: Final = 1024
-_GATHER_BYTES: Final = 256 << 20  # a launch: five milliseconds of the wire
+_GATHER_BYTES: Final = 256 << 20  # per launch: five milliseconds of the wire
 _ENCODED_BYTES: Final = 128 << 20  # of pages that are encoded at once, beside the KV cache
 _NO_SCRATCH: Final = (
     f"the GPU has no {_ENCODED_BYTES >> 20} MiB left to encode in; a smaller"
@@ -54,7 +55,7 @@ class CudaDriver:
         self._device = torch.device(device)
         self._submit, self.by = _batch_copy(with_operator=with_operator)
         self._sizes: dict[int, Any] = {}
-        self._scratch: Any = None  # where stores are encoded: one stream's
+        self._scratch: Any = None  # where one stream encodes its stores
         self._libcuda = _libcuda()
         self._gather_loads_below = GATHER_LOADS_BELOW if gather_below is None else gather_below
         self._gather_stores_below = GATHER_STORES_BELOW if gather_below is None else gather_below
@@ -63,7 +64,7 @@ class CudaDriver:
             self._gather_loads_below = self._gather_stores_below = 0
 
     def warm(self, page_bytes: int) -> None:
-        """Compile what pages of this size need, before anyone waits for it."""
+        """Compile the kernels for pages of this size before anyone waits for them."""
         if self._is_gathered(page_bytes, inward=True):
             from forebay.engines.copies import gather  # noqa: PLC0415
 
@@ -72,9 +73,9 @@ class CudaDriver:
             gather.copy_pages(pair[0], pair[1], page_bytes)
 
     def warm_codec(self, page_bytes: int) -> str:
-        """Likewise, where such pages are encoded; in a few words why they cannot be, or nothing.
+        """As `warm`, for encoded pages; returns in a few words why they cannot be encoded, or "".
 
-        One page is encoded and decoded: what a compiler makes of a kernel is not taken on trust.
+        One page is encoded and decoded as a check: the compiled kernel is not taken on trust.
         """
         if not self._has_kernels:
             return "there is no Triton, or its kernels do not reach host memory"
@@ -147,7 +148,7 @@ class CudaDriver:
                 self._submit(sources, targets, sizes, stream, inward)
 
     def way(self, page_bytes: int, *, inward: bool) -> str:
-        """How pages of this size are copied."""
+        """The name of the way in which pages of this size are copied."""
         return "kernel" if self._is_gathered(page_bytes, inward=inward) else self.by
 
     def pages_a_call(self, page_bytes: int, *, inward: bool, is_encoded: bool = False) -> int:
@@ -184,15 +185,15 @@ class CudaDriver:
             self._copy_decoded(stream, batch)
 
     def _copy_encoding(self, stream: Stream, batch: Batch) -> None:
-        """Encode into the GPU's memory, with all of it at once, and let copy engines do the rest.
+        """Encode into GPU memory with all multiprocessors, then copy out with copy engines.
 
-        A kernel that writes to the slab itself keeps multiprocessors from the forward pass for as
-        long as the wire takes.
+        A kernel that wrote to the slab itself would keep multiprocessors from the forward pass for
+        as long as the wire takes.
         """
         from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
 
         size, count, together = encoded_bytes(batch.page_bytes), len(batch.pages), batch.together
-        # The next batch of this stream gets the same place, behind this one's copy.
+        # The next batch of this stream reuses the memory after this one's copy.
         place = self._scratch
         if place is None or len(place) < count * size:
             place = torch.empty(count * size, dtype=torch.uint8, device=self._device)
@@ -203,14 +204,14 @@ class CudaDriver:
         self._submit(blocks, slots, sizes, stream, False)
 
     def _copy_decoded(self, stream: Stream, batch: Batch) -> None:
-        """Decode here, and let copy engines do the rest."""
+        """Decode on the CPU, then copy in with copy engines."""
         from forebay.engines.codec.slots import decode_at  # noqa: PLC0415
 
         pages = torch.from_numpy(decode_at(batch.slots, batch.page_bytes)).pin_memory()
         sources = pages.data_ptr() + np.arange(len(pages), dtype=np.int64) * batch.page_bytes
         sizes = self._sizes_of(batch.page_bytes, len(pages))
         self._submit(sources, batch.pages, sizes, stream, True)
-        stream.synchronize()  # before these pages go
+        stream.synchronize()  # before these pages are freed
 
     def _is_gathered(self, page_bytes: int, *, inward: bool) -> bool:
         below = self._gather_loads_below if inward else self._gather_stores_below
@@ -225,7 +226,7 @@ class CudaDriver:
 
 
 def _kernels_reach_the_host(libcuda: Any, device: Any) -> bool:
-    """Whether there are kernels, and registered memory has the same address for them as for us."""
+    """Whether kernels can run, and registered memory has the same address on the device."""
     if libcuda is None or importlib.util.find_spec("triton") is None:
         return False
     torch.cuda.init()
@@ -237,7 +238,7 @@ def _kernels_reach_the_host(libcuda: Any, device: Any) -> bool:
 
 
 def _batch_copy(*, with_operator: bool) -> tuple[Submit, str]:
-    """The best way of submitting a batch that is there, and its name."""
+    """The best available way to submit a batch, and its name."""
     operator = getattr(getattr(torch.ops, "_C_cache_ops", None), "swap_blocks_batch", None)
     if operator is not None and with_operator:
         return _by_operator(operator), "vLLM's operator"

@@ -1,4 +1,4 @@
-"""Pages copied by a kernel: for pages so many that a copy engine, or who submits them, is held up.
+"""Pages copied by a kernel: for so many small pages that copy engines would take too long.
 
 It reads and writes registered host memory directly, at its host address, which is the device's too
 (`cuda` asks the driver whether it is). A few multiprocessors fill the wire.
@@ -49,9 +49,9 @@ def copy_pages(sources: Any, targets: Any, page_bytes: int, programs: int = PROG
 
 
 def upload(sources: Any, targets: Any, *, is_interpreted: bool = False) -> Any:
-    """Two arrays of addresses as the rows of a tensor on the GPU; rows may be longer by one.
+    """Two arrays of addresses as rows of one tensor on the GPU; a row may be longer by one.
 
-    The current stream has it before what it is given next.
+    What is put on the current stream afterwards sees them.
     """
     count = len(sources)
     # Rows begin at 16 bytes, or an odd count would be another kernel, compiled when it is needed.

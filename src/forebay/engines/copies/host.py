@@ -1,4 +1,4 @@
-"""Copies of a KV cache in host memory: done when the call returns, so nothing can be reordered."""
+"""Copies of a KV cache in host memory: each is done when the call returns."""
 
 from collections.abc import Sequence
 

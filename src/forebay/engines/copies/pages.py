@@ -1,12 +1,12 @@
 """The engine's KV cache as bytes, and copies between it and slots of the slab.
 
-A record in a slot is block-major: for each of its blocks, for each layer, one page; where its group
-has several block tables, one table behind the other.
+A record in a slot is block-major: for each block, for each layer, one page. Where a group has
+several block tables, the blocks of one table lie after those of another.
 
     slot = [block 0: layer 0 page, layer 1 page, …][block 1: …]…
 
-Layers need not be of one size. Pages are opaque bytes, but where they are encoded; their size and
-number come from what the engine declares, and tensors that do not have that geometry are refused.
+Layers may differ in size. Unless they are encoded, pages are opaque bytes. Their size and number
+come from what the engine declares; tensors of another geometry are refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ class Pages:
     """The KV cache of one worker whose memory the CPU can address."""
 
     def __init__(self, geometry: Geometry, tensors: dict[str, Any], blocks: int) -> None:
-        """ValueError if a tensor is not what the engine declared."""
+        """ValueError if a tensor differs from what the engine declared."""
         self.geometry = geometry
         self._tables = [
             [rows.numpy() for rows in table] for table in rows_of_tables(geometry, tensors, blocks)
         ]
 
     def copy_out(self, piece: Piece, slab: WorkerSlab) -> None:
-        """From the KV cache into a slot."""
+        """Copy a piece from the KV cache into its slot."""
         for table, blocks, slot in self._slots(piece, slab):
             start = 0
             for pages in self._tables[table]:
@@ -39,7 +39,7 @@ class Pages:
                 start += taken.shape[1]
 
     def copy_in(self, piece: Piece, slab: WorkerSlab) -> bool:
-        """From a slot into the KV cache; False: what lies there cannot be decoded."""
+        """Copy a piece from its slot into the KV cache; False if the slot cannot be decoded."""
         group = self.geometry.groups[piece.group]
         for table, blocks, slot in self._slots(piece, slab):
             start = 0
@@ -78,10 +78,10 @@ def rows_of_tables(geometry: Geometry, tensors: dict[str, Any], blocks: int) -> 
 
 
 def rows_of(tensor: Any, blocks: int, page_bytes: int) -> Any:
-    """A layer's tensor as bytes, a row a block, whatever the order of dimensions inside it.
+    """A layer's tensor as bytes, one row per block, whatever the order of its dimensions.
 
-    A layer that keeps states has a tensor for each, which lie behind one another in a block.
-    ValueError if the tensor is not what the engine declared.
+    A layer that keeps states has one tensor for each; they lie one after the other in a block.
+    ValueError if the tensor differs from what the engine declared.
     """
     if isinstance(tensor, list | tuple):
         return _rows_of_states(tensor, blocks, page_bytes)

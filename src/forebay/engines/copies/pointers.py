@@ -1,9 +1,9 @@
 """Addresses of pages and of their places in slots, for whole jobs at once.
 
-A page is one layer of one block. In a slot a block's layers lie behind one another; in the KV cache
-each layer has rows of its own, or, where the engine laid a block's layers together, a block is one
-page. The layers of one block table that are of one size have a `PageTable`; a job goes through one
-after another. No Python runs for each page.
+A page is one layer of one block. In a slot the layers of a block lie one after the other; in the KV
+cache each layer has rows of its own or, if the engine laid a block's layers side by side, a block
+is one page. Layers of one block table that have the same size share a `PageTable`; a job handles
+one table after another. No Python code runs per page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from forebay.engines.copies.contract import Piece, WorkerSlab
 from forebay.engines.geometry import Geometry, ShardPlaces
 from forebay.record.exponents import encoded_bytes
 
-Run: TypeAlias = tuple[int, list[int]]  # where the first of these blocks lies in the slab, and ids
+Run: TypeAlias = tuple[int, list[int]]  # slab address of the first block, and the blocks' ids
 
 
 class Batch(NamedTuple):
@@ -27,14 +27,14 @@ class Batch(NamedTuple):
     slots: Any  # int64, in the slab
     page_bytes: int  # in the KV cache
     is_encoded: bool = False  # in the slab
-    together: int = 1  # so many pages lie one behind the other in the slab: those of a block
+    together: int = 1  # pages of a block that lie side by side in the slab
 
 
 class TableBlocks(NamedTuple):
     """Blocks of one job in one block table."""
 
     blocks: Any  # int64, ids
-    slots: Any  # int64, addresses of their first byte in the slab
+    slots: Any  # int64, address of each block in the slab
 
     @property
     def total(self) -> int:
@@ -46,26 +46,26 @@ class TableBlocks(NamedTuple):
 class PageTable:
     """Where all pages of a KV cache lie."""
 
-    bases: Any  # int64, a layer: the address of its block 0
-    strides: Any  # int64, a layer: bytes from one block to the next
+    bases: Any  # int64, per layer: the address of its block 0
+    strides: Any  # int64, per layer: bytes from one block to the next
     page_bytes: int  # of each layer of a block
     blocks: int
-    slot_start: int = 0  # where these layers begin in a block, as it lies in a slot
-    slot_bytes: int = 0  # of all layers of such a block; 0: there are no others
+    slot_start: int = 0  # offset of these layers within a block in a slot
+    slot_bytes: int = 0  # size of a block in a slot, all layers; 0: only these layers
     is_encoded: bool = False  # as it lies in the slab
 
     @classmethod
     def encoded(
         cls, layers: Sequence[tuple[int, int]], page_bytes: int, blocks: int
     ) -> "PageTable":
-        """The pointers for slots in which every page is encoded by itself."""
+        """The table for slots in which every page is encoded on its own."""
         bases = np.array([base for base, _ in layers], dtype=np.int64)
         strides = np.array([stride for _, stride in layers], dtype=np.int64)
         return cls(bases, strides, page_bytes, blocks, is_encoded=True)
 
     @classmethod
     def of(cls, layers: Sequence[tuple[int, int]], page_bytes: int, blocks: int) -> "PageTable":
-        """From each layer's address and stride, in the order in which they lie in a slot."""
+        """Make a table from each layer's address and stride, in the order of layers in a slot."""
         bases = np.array([base for base, _ in layers], dtype=np.int64)
         strides = np.array([stride for _, stride in layers], dtype=np.int64)
         follows = bases == bases[0] + np.arange(len(layers)) * page_bytes
@@ -75,7 +75,7 @@ class PageTable:
 
     @classmethod
     def all_of(cls, layers: Sequence[tuple[int, int, int]], blocks: int) -> list["PageTable"]:
-        """From each layer's address, stride and size, for layers of any size; none for none."""
+        """Tables for layers of any size, from each layer's address, stride and size."""
         whole, start, found = sum(size for _, _, size in layers), 0, []
         for page_bytes, each in groupby(layers, key=lambda layer: layer[2]):
             some = [(base, stride) for base, stride, _ in each]
@@ -91,22 +91,22 @@ class PageTable:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every page begins where a kernel can take 16 bytes at once."""
+        """Whether a kernel can copy every page in units of 16 bytes."""
         lengths = self.page_bytes | self.slot_start | self.slot_bytes
         return not ((self.bases | self.strides | lengths) & 15).any()
 
     @property
     def slot_page_bytes(self) -> int:
-        """What a page takes in a slot."""
+        """The size of a page in a slot."""
         return encoded_bytes(self.page_bytes) if self.is_encoded else self.page_bytes
 
     @property
     def block_bytes(self) -> int:
-        """All layers of one block, in a slot."""
+        """The size of a block's layers in a slot."""
         return self.slot_page_bytes * len(self.bases)
 
     def blocks_of(self, runs: Sequence[Run], memory: Any) -> TableBlocks:
-        """The blocks of these runs; a run that lies outside is a bug, never a copy."""
+        """The blocks of these runs. A run outside the slab is a bug, and is never copied."""
         counts = np.fromiter((len(ids) for _, ids in runs), np.int64, len(runs))
         total = int(counts.sum())
         every = chain.from_iterable(ids for _, ids in runs)
@@ -132,7 +132,7 @@ class PageTable:
 
 
 class JobBlocks(NamedTuple):
-    """Blocks of one job, table by table; they are counted through all tables."""
+    """Blocks of one job, by table; numbered through all tables."""
 
     tables: list[tuple[PageTable, TableBlocks]]
     total: int
@@ -149,12 +149,12 @@ class PageTables:
     encoded: Mapping[int, PageTable] = field(default_factory=dict)
 
     def bytes_of(self, pieces: Sequence[Piece]) -> int:
-        """What these pieces have here."""
+        """How many bytes of these pieces lie on this worker."""
         groups = self.shape.groups
         return sum(len(piece.blocks) * groups[piece.group].block_bytes for piece in pieces)
 
     def blocks_of(self, pieces: Sequence[Piece], slab: WorkerSlab) -> JobBlocks:
-        """The blocks of these pieces in every table that they have blocks in."""
+        """The blocks of these pieces, in every table that has any of them."""
         places = ShardPlaces(self.shape, slab.shard, slab.widest)
         runs: dict[tuple[int, bool], list[Run]] = {}
         for piece in pieces:

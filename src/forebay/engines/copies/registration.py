@@ -1,18 +1,19 @@
-"""A slab made known to the GPU, span by span, on a thread of its own.
+"""Registers a slab with the GPU, span by span, on a thread of its own.
 
-Registering takes up to half a second a GiB, so nobody waits for it but a load that needs its span:
-what a load needs comes first, what a store wanted next, then the slab from its start, without the
-arenas that the pool has given back: registering one would take its memory again.
+Registering takes up to half a second a GiB, so nothing waits for it but a load that needs its span.
+First comes what a load needs, then what a store wanted, then the rest of the slab from its start.
+Arenas that the pool has given back are left out: registering one would take its memory again.
 
-CUDA registers under a lock that launches need too. Before the first step nobody is held up by that,
-and several spans are registered by one call, at full speed. From then on what nothing wants waits
-until no step was begun for a while, or for its turn, one span now and then; only what stores are
-about to reach does not wait for steps, just for loads.
+CUDA registers under a lock that kernel launches need too. Before the first step this holds up
+nobody, so several spans are registered by one call, at full speed. From then on a span that nothing
+wants is registered only after a pause between steps, or now and then in any case; spans that stores
+are about to reach wait only for loads.
 
     arena    [slot][slot][slot][slot][slot] rest     as the pool cuts it, for slots of one size
     spans    [         ][         ][    ]            whole slots: no copy crosses two spans
 
-A span that cannot be registered ends it with one line: what is registered by then stays in use.
+If a span cannot be registered, registering ends with one line in the log; what is registered by
+then stays in use.
 """
 
 import logging
@@ -27,15 +28,15 @@ from forebay.engines.copies.contract import WorkerSlab
 from forebay.engines.copies.driver import Driver
 
 SPAN_BYTES: Final = 64 << 20  # small, so that other threads' calls never wait long for one
-_EARLY_SPANS: Final = 4  # by one call, before the first step
-_REST_S: Final = 0.1  # for the launches of a step, or of the forward that is built on a load
-_AT_LEAST_S: Final = 0.2  # however many come, a span that nothing wants so often
-_NEAR_SPANS: Final = 16  # a GiB, which stores fill within a second or so
+_EARLY_SPANS: Final = 4  # registered by one call before the first step
+_REST_S: Final = 0.1  # pause for the launches of a step, or of a forward that uses a load
+_AT_LEAST_S: Final = 0.2  # one unwanted span is registered this often, however many steps come
+_NEAR_SPANS: Final = 16  # a GiB; stores fill it within a second or so
 _log: Final = logging.getLogger("forebay")
 
 
 class Registration:
-    """One slab's spans. `changed` guards everything here, and is told of every change."""
+    """One slab's spans. `changed` guards all of this, and is notified of every change."""
 
     def __init__(
         self,
@@ -45,36 +46,36 @@ class Registration:
         changed: threading.Condition,
         span_bytes: int = SPAN_BYTES,
     ) -> None:
-        self.why = ""  # it ended early, in a few words
+        self.why = ""  # why registering ended early, in a few words; "": it did not
         self._driver = driver
         self._slab = slab
         self._changed = changed
         self._is_leaving = False
         arena = slab.arena_bytes
-        self._slots_bytes = arena // slot_bytes * slot_bytes  # of an arena, without its rest
+        self._slots_bytes = arena // slot_bytes * slot_bytes  # bytes of an arena that hold slots
         self._span_bytes = max(1, min(span_bytes, arena) // slot_bytes) * slot_bytes
         self._per_arena = -(-self._slots_bytes // self._span_bytes)
         spans = slab.memory.nbytes // arena * self._per_arena
         self._ready = np.zeros(spans, dtype=bool)
         self._ready_bytes = 0
-        self._addresses: list[int] = []  # of what each call registered
+        self._addresses: list[int] = []  # address of each range that was registered
         self._wanted: deque[int] = deque()
         self._ahead = 0  # all spans before it are registered, or belong to arenas given back
         self._filled = 0  # the furthest span that a store went to
         self._load_rest_until = 0.0  # monotonic; 0: nothing was loaded yet
         self._step_rest_until = 0.0  # likewise; 0: no step was begun yet
-        self._last_ahead = time.monotonic()  # when a span was begun that nothing wanted
+        self._last_ahead = time.monotonic()  # when an unwanted span was last begun
         self._thread = threading.Thread(target=self._run, name="forebay-register", daemon=True)
         self._thread.start()
 
     @property
     def ready_bytes(self) -> int:
-        """What is registered, with the rests of arenas, which hold no slot."""
+        """What is registered, counting the ends of arenas, which hold no slot."""
         return self._ready_bytes
 
     @property
     def reach_bytes(self) -> int:
-        """Up to here, from its start, all of the slab is registered that is used."""
+        """All slots in use below this offset of the slab are registered."""
         arenas, spans = divmod(self._ahead, self._per_arena or 1)
         return arenas * self._slab.arena_bytes + spans * self._span_bytes
 
@@ -85,7 +86,7 @@ class Registration:
         return inside & self._ready[np.where(inside, spans, 0)]
 
     def want(self, offsets: Any, *, is_first: bool) -> None:
-        """These slots are needed, by a load before all others; with `changed` held."""
+        """These slots are needed; `is_first`: by a load, so before all others. Hold `changed`."""
         missing = np.unique(self._spans(offsets)[~self.are_ready(offsets)]).tolist()
         if is_first:
             self._wanted.extendleft(reversed(missing))
@@ -95,33 +96,33 @@ class Registration:
             self._changed.notify_all()
 
     def fill(self, offsets: Any) -> None:
-        """Stores go to these slots: what lies behind them is next; with `changed` held."""
+        """Stores go to these slots: register what comes after them next. Hold `changed`."""
         furthest = int(self._spans(offsets).max(initial=0))
         if furthest > self._filled:
             self._filled = furthest
             self._changed.notify_all()
 
     def rest(self) -> None:
-        """Something is loaded, or was submitted: leave launches alone; with `changed` held."""
+        """A load was submitted: leave kernel launches alone for a while. Hold `changed`."""
         self._load_rest_until = time.monotonic() + _REST_S
 
     def begin_step(self) -> None:
-        """The launches of a step come now. Needs no lock: nobody has to hear of it."""
+        """A step is about to launch kernels. Needs no lock: nobody has to be notified."""
         self._step_rest_until = time.monotonic() + _REST_S
 
     def take_over(self, slab: WorkerSlab) -> None:
-        """The same memory and slots, as the pool has told of them since; with `changed` held."""
+        """Use a newer description of the same memory and slots. Hold `changed`."""
         assert slab.memory.ctypes.data == self._slab.memory.ctypes.data
         self._slab = slab
         self._changed.notify_all()
 
     def leave(self) -> None:
-        """Register nothing more and take back what is; with `changed` held. Returns at once."""
+        """Register nothing more and unregister everything; returns at once. Hold `changed`."""
         self._is_leaving = True
         self._changed.notify_all()
 
     def has_left(self) -> bool:
-        """Whether nothing is registered any more, and the slab not referred to."""
+        """Whether everything is unregistered, and nothing here refers to the slab any more."""
         return not self._thread.is_alive()
 
     def _spans(self, offsets: Any) -> Any:
@@ -129,14 +130,14 @@ class Registration:
         return arenas * self._per_arena + inside // self._span_bytes
 
     def _range(self, spans: range) -> tuple[int, int]:
-        """The address and the length of spans of one arena."""
+        """The address and length of adjacent spans of one arena."""
         arena, number = divmod(spans.start, self._per_arena)
         start = number * self._span_bytes
         length = min(len(spans) * self._span_bytes, self._slots_bytes - start)
         return self._slab.memory.ctypes.data + arena * self._slab.arena_bytes + start, length
 
     def _worth(self, span: int) -> int:
-        """What is in reach with a span: with an arena's last, the rest of it."""
+        """The bytes that registering a span makes ready; an arena's last span includes its end."""
         number = span % self._per_arena
         is_last = number == self._per_arena - 1
         return self._slab.arena_bytes - number * self._span_bytes if is_last else self._span_bytes
@@ -168,7 +169,7 @@ class Registration:
             self._changed.notify_all()
 
     def _next(self) -> range | None:
-        """The spans that are due, of one arena; None when it is time to leave."""
+        """The next spans to register, all of one arena; None when it is time to leave."""
         with self._changed:
             while not self._is_leaving:
                 wanted = None if self.why else self._next_wanted()
@@ -197,7 +198,7 @@ class Registration:
         return None
 
     def _next_ahead(self) -> range | None:
-        """The first spans that nothing wanted yet, below the cap."""
+        """The next spans below the cap that are not registered, wanted or not."""
         slab, per_arena = self._slab, self._per_arena
         end = min(len(self._ready), slab.cap_bytes // slab.arena_bytes * per_arena)
         while self._ahead < end:

@@ -1,8 +1,9 @@
-"""Copies on streams of a GPU, submitted by a thread of their own.
+"""Copies on GPU streams, submitted by a thread of their own.
 
-Submitting a batch costs the processor a microsecond a page, or a launch, which the thread that
-drives the model must not pay. It says what to copy and after what (`contract` has the rules); this
-one submits, loads first, in calls that are short enough for others to get through between them.
+Submitting a batch costs the processor a microsecond a page, or a kernel launch; the thread that
+drives the model must not spend that. It says what to copy and after what (`contract` has the
+rules). This thread submits, loads first, in calls short enough for other threads to get theirs in
+between.
 """
 
 import logging
@@ -24,8 +25,8 @@ from forebay.engines.copies.pointers import JobBlocks, PageTables
 from forebay.engines.copies.registration import Registration
 from forebay.engines.digests.stores import StoreDigests
 
-_SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
-_AGAIN_S: Final = 1.0  # not at once: after this process was stopped, all limits of time have passed
+_SUBMIT_S: Final = 5.0  # a thread that takes longer is given up, and sharing with it
+_AGAIN_S: Final = 1.0  # a second chance: if this process was stopped, every deadline has passed
 _STORE_S: Final = 20.0  # a store not begun by then is missed; its slot is given back after 30 s
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
 _CLOSE_S: Final = 5.0
@@ -40,8 +41,9 @@ class _Job:
     """Stores of one step, or one part of a load, on their way to the device.
 
     Queued until `is_taken`; then submitted batch by batch; submitted once `event` is set; over when
-    that event has come. A job that fails while it is queued is over at once, one that is taken when
-    the device is done with it, and one that `is_coming` is copied again.
+    the device has reached that event. A job that fails in the queue is over at once. One that fails
+    after it was taken is over when the device is done with it; if it `is_coming` by then, it is
+    copied again.
     """
 
     stores: list[Store]
@@ -49,18 +51,18 @@ class _Job:
     after: list[Event]
     queued: float  # monotonic
     deadline: float  # likewise
-    offsets: Any  # int64, of its slots; of loads
-    step: int = 0  # of stores
-    is_taken: bool = False  # by the thread that submits
+    offsets: Any  # int64, of its slots; for loads only
+    step: int = 0  # for stores only
+    is_taken: bool = False  # the thread that submits has begun with it
     blocks: JobBlocks | None = None  # once it is being submitted
     next_block: int = 0
     begun: Event | None = None  # before its first page
     event: Event | None = None  # behind it, once all of it is submitted
     submitted: float = 0.0  # monotonic
     failed: bool = False
-    is_coming: bool = False  # and the engine hears of it: from then on it may not fail
-    size_bytes: int = 0  # of loads
-    is_encoded: bool = False  # a piece of it is
+    is_coming: bool = False  # the engine was told: from now on it may not fail
+    size_bytes: int = 0  # for loads only
+    is_encoded: bool = False  # at least one of its pieces is
 
 
 class StreamedCopies:
@@ -77,21 +79,21 @@ class StreamedCopies:
         self._load_stream = driver.stream(is_urgent=True)
         self._loads: deque[_Job] = deque()  # to be submitted
         self._stores: deque[_Job] = deque()
-        self._is_waited_for = False  # the model's thread waits for the stores in the queue
+        self._is_waited_for = False  # the model's thread waits until queued stores are submitted
         self._storing: deque[_Job] = deque()  # stores that are submitted, in order
         self._loading: deque[_Job] = deque()  # loads that are submitted, in order
-        self._broken: list[_Job] = []  # loads that failed though the engine had heard of them
+        self._broken: list[_Job] = []  # loads that failed after the engine was told of them
         self._done = FinishedCopies()
         self._digests = StoreDigests(page_tables.shape)
-        self._is_off = False  # given up for good
+        self._is_off = False  # given up for good: nothing is copied any more
         self._is_closing = False
-        # Of the model's thread alone.
-        self._fence: Event | None = None  # behind the stores that a forward last waited for
-        self._computed: Event | None = None  # behind every forward before this step's
+        # Used by the model's thread alone.
+        self._fence: Event | None = None  # comes after the stores that a forward last waited for
+        self._computed: Event | None = None  # comes after all earlier steps' forwards
         self._thread = threading.Thread(target=self._run, name="forebay-copies", daemon=True)
         self._thread.start()
 
-    # The slab comes and goes.
+    # Attaching and detaching a slab.
 
     def attach(self, slab: WorkerSlab) -> None:
         """See Copies."""
@@ -128,7 +130,7 @@ class StreamedCopies:
                 return 0
             return self._registration.reach_bytes
 
-    # A step.
+    # One step.
 
     def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """See Copies."""
@@ -179,7 +181,7 @@ class StreamedCopies:
 
         with self._changed:
             self._until(is_submitted)
-            # Given up or not, what is half submitted must be over before anyone else copies it.
+            # Given up or not, what is half submitted must have ended before it is copied again.
             if not self._changed.wait_for(is_submitted, _SUBMIT_S):
                 raise BrokenError("a copy into the KV cache hangs that a forward is built on")
             jobs = [job for job in (*self._loading, *self._broken) if id(job.load) in wanted]
@@ -209,10 +211,10 @@ class StreamedCopies:
         self._thread.join(max(0.1, until - time.monotonic()))
         self._digests.close(max(0.1, until - time.monotonic()))
 
-    # Of the model's thread.
+    # Called on the model's thread.
 
     def _hold_forward(self, compute: Stream, step: int) -> None:
-        """The next forward begins when the stores up to that step have been read."""
+        """Make the next forward wait until the stores of steps up to this one were read."""
 
         def are_submitted() -> bool:
             return not self._stores or self._stores[0].step > step
@@ -229,7 +231,7 @@ class StreamedCopies:
             self._driver.wait(compute, self._fence)
 
     def _within_reach(self, stores: Sequence[Store]) -> list[Store]:
-        """The stores whose slots are registered; the others are missed now, and reached later."""
+        """The stores whose slots are registered; the others are missed, and their slots wanted."""
         offsets = np.fromiter((store.piece.offset for store in stores), np.int64, len(stores))
         with self._changed:
             if self._is_off or self._registration is None:
@@ -252,7 +254,7 @@ class StreamedCopies:
             self._changed.notify_all()
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for the thread that submits; where it does not get on, it is given up."""
+        """Wait for the thread that submits; if it makes no progress, give it up."""
         until = time.monotonic() + _SUBMIT_S
         while not done() and not self._is_off:
             if self._changed.wait(until - time.monotonic()) or done():
@@ -261,7 +263,7 @@ class StreamedCopies:
                 self._give_up()
 
     def _copy_broken(self, job: _Job, compute: Stream) -> None:
-        """Copy in what the engine relies on and the other thread could not submit."""
+        """Copy a load that the engine relies on and the other thread could not submit."""
         if not self.boundary.call(lambda: False, partial(self._copy_at_once, job, compute)):
             raise BrokenError("the KV cache lacks what a forward is built on")
         with self._changed:
@@ -284,7 +286,7 @@ class StreamedCopies:
         return True
 
     def _give_up(self) -> None:
-        """Nothing more is submitted; what is half submitted has failed when the device is done."""
+        """Submit nothing more; a half submitted job fails once the device is done with it."""
         _log.error("copies disabled: Forebay is off for this worker")
         self._is_off = True
         for queue in (self._stores, self._loads):
@@ -295,21 +297,21 @@ class StreamedCopies:
                     self._count(job)
 
     def _land(self) -> None:
-        """See what has ended on the device."""
+        """Take note of all jobs that the device has finished."""
         for queue in (self._storing, self._loading):
             while queue and self._driver.is_done(queue[0].event):
                 with self._changed:
                     self._count(queue.popleft())
 
     def _announce(self) -> None:
-        """Loads are coming that are on the wire, or will be at once, with little before them."""
+        """Tell the engine of loads that will soon be done: up to COMING_BYTES, in order."""
         left_bytes = 0
         for job in (*self._loading, *self._loads):
             is_ready = job.blocks is not None or (not job.is_encoded and self._is_within_reach(job))
             if job.failed or not is_ready:
                 continue
             size_bytes = job.size_bytes
-            if job.event is None and job.blocks is not None:  # the wire keeps up with these
+            if job.event is None and job.blocks is not None:  # what was submitted counts as copied
                 size_bytes -= size_bytes * job.next_block // max(1, job.blocks.total)
             left_bytes += size_bytes
             if left_bytes > COMING_BYTES:
@@ -340,7 +342,7 @@ class StreamedCopies:
                 self._digests.submit(job.stores, self._slab)
             done.store_s += took_s
 
-    # Of the thread that submits.
+    # Called on the thread that submits.
 
     def _run(self) -> None:
         self._driver.enter_thread()
@@ -348,7 +350,7 @@ class StreamedCopies:
             self._advance(job)
 
     def _next(self) -> _Job | None:
-        """The job of which the next batch is due; None at the end."""
+        """The job whose next batch is to be submitted; None at the end."""
         with self._changed:
             while (job := self._due()) is None:
                 if self._is_closing:
@@ -358,7 +360,7 @@ class StreamedCopies:
             return job
 
     def _due(self) -> _Job | None:
-        """Of the queued jobs the one that is next; None: none can be submitted now."""
+        """The queued job to submit next; None if none can be submitted now."""
         self._fail_unreachable()
         self._miss_late()
         if self._stores and self._is_waited_for:
@@ -367,7 +369,7 @@ class StreamedCopies:
         return next(near, None) or next(iter(self._stores), None)
 
     def _miss_late(self) -> None:
-        """Stores that were not begun in time: their slots may soon be another's."""
+        """Miss the stores that were not begun in time: their slots may soon be lent to others."""
         now = time.monotonic()
         for job in [job for job in self._stores if not job.is_taken and now > job.deadline]:
             self._stores.remove(job)
@@ -379,7 +381,7 @@ class StreamedCopies:
         return registration is not None and bool(registration.are_ready(job.offsets).all())
 
     def _fail_unreachable(self) -> None:
-        """Loads whose memory will not be registered, or not in time."""
+        """Fail the loads whose memory cannot be registered, or was not in time."""
         registration, now = self._registration, time.monotonic()
         is_hopeless = registration is None or registration.why
         for job in list(self._loads):
@@ -390,7 +392,7 @@ class StreamedCopies:
                 self._done.failed.append(job.load)
 
     def _advance(self, job: _Job) -> None:
-        """Submit the next batch of a job; behind its last, record its event."""
+        """Submit the next batch of a job; after its last batch, record its event."""
         if not self.boundary.call(partial(self._mark_failed, job), partial(self._submit, job)):
             return
         is_load = job.load is not None
@@ -400,13 +402,13 @@ class StreamedCopies:
             if is_load and self._registration is not None:
                 self._registration.rest()  # the forward that is built on it is launched now
             queue, then = (self._loads, self._loading) if is_load else (self._stores, self._storing)
-            if job in queue:  # else it was given up meanwhile
+            if job in queue:  # otherwise it was given up meanwhile
                 queue.remove(job)
                 then.append(job)
             self._changed.notify_all()
 
     def _submit(self, job: _Job) -> bool:
-        """Whether that was the last batch."""
+        """Submit a job's next batch; True if that was the last one."""
         assert self._slab is not None
         if self._was_given_up(job):
             return True
@@ -416,7 +418,7 @@ class StreamedCopies:
             pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
             blocks = self._page_tables.blocks_of(pieces, self._slab)
             if is_load and not are_decodable(blocks, self._slab.memory):  # verify: before a promise
-                job.failed = True  # and the engine has not heard of it
+                job.failed = True  # the engine was not told of it
                 return True
             job.blocks = blocks
             if self._was_given_up(job):  # verify: not while its blocks were looked for

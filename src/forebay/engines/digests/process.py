@@ -1,9 +1,9 @@
-"""Digests of places in a slab, computed by a process of their own, which has the slab mapped.
+"""Digests computed by a separate process that has the slab mapped.
 
-A thread of the engine's process would do it, without the interpreter's lock; but behind every chunk
-it has to get that lock back, and whoever holds it, mostly the thread that drives the model, stops
-for that. `HashingProcess` asks for the digests of a whole step with one message. The process ends
-when its socket does: with the engine, however that ends.
+A thread of the engine's process could do this without the interpreter lock, but would need the lock
+again after every chunk, and would stop whoever holds it then, mostly the thread that drives the
+model. `HashingProcess` asks for all digests of a step in one message. The process ends when its
+socket is closed, so it never outlives the engine.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from forebay.sys.processes import ChildProcess
 from forebay.sys.shared import AddressRange, Segment
 
 _MODULE: Final = "forebay.engines.digests.process"
-_ANSWER_S: Final = 3.0  # with what a store may wait before, less than its slot is kept for
+_ANSWER_S: Final = 3.0  # with the time a store waits before this, less than a slot is kept
 _PLACES_MAX: Final = 1000  # in a message
 _MESSAGE_BYTES_MAX: Final = 1 << 16
 _END_S: Final = 1.0
@@ -33,18 +33,18 @@ _READY: Final = b"ready"
 
 
 class SlabRange(NamedTuple):
-    """Where a slab has what a worker stores of one record."""
+    """Where a worker's part of one record lies in a slab."""
 
     start: int
     size: int
-    padded: int  # with the zeros behind it
-    page_bytes: int  # of its pages as they are in the KV cache, if these are encoded here; or 0
+    padded: int  # bytes with the zero padding
+    page_bytes: int  # size of its pages in the KV cache if they are encoded; else 0
 
 
 def digest_at(memory: Bytes, place: SlabRange) -> bytes:
-    """The digest of what lies there, padding included, which is written: the slot is used again.
+    """The digest of what lies there. Writes the zero padding first: the slot was used before.
 
-    DOES_NOT_FIT where a page was to be encoded that has too many escapes.
+    DOES_NOT_FIT if a page was encoded that has too many escapes.
     """
     start, size, padded, page_bytes = place
     if page_bytes:
@@ -59,7 +59,7 @@ class HashingProcess:
     """One process for one slab. Owned by one thread."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
-        """Start it; OSError if the system has none for us."""
+        """Start the process; OSError if the system has no process for us."""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(_ANSWER_S)
         sizes = [f"{each.descriptor}:{each.size_bytes}" for each in segments]
@@ -76,7 +76,7 @@ class HashingProcess:
         self._has_begun = False
 
     def is_ready(self) -> bool:
-        """Whether it can be asked, which it can soon after it was started; OSError: it is gone."""
+        """Whether it answers, which takes a moment after the start; OSError if it is gone."""
         if not self._has_begun:
             if not processes.is_readable(self._connection.fileno()):
                 return False
@@ -98,7 +98,7 @@ class HashingProcess:
         return digests
 
     def close(self) -> None:
-        """End it; it has the slab mapped no more when this returns, unless the kernel is slow."""
+        """End the process; it has the slab unmapped on return, unless the kernel is slow."""
         self._connection.close()
         self._process.kill()
         self._process.wait(_END_S)

@@ -1,9 +1,9 @@
 """Digests of what was stored, computed from the slab once the copies into it have landed.
 
-They go with the commit, so what anyone writes into a slot afterwards does not have them. The thread
-that drives the model does not wait for them: the engine hears of a store with its digest, in the
-step after the one in which it was seen to have landed. A process computes them (`process` says
-why); where there is none, a thread does it here.
+A digest goes with the commit, so bytes written into the slot afterwards do not match it. The thread
+that drives the model does not wait for digests: the engine hears of a store with its digest, one
+step after the copy was seen to have landed. A process computes them (`process` says why), or a
+thread where there is no process.
 """
 
 import logging
@@ -24,7 +24,7 @@ _log: Final = logging.getLogger("forebay")
 
 
 class StoreDigests:
-    """What waits for its digest, and what has it. `_changed` guards all but the process."""
+    """Stores that wait for their digest, or have it. `_changed` guards all but the process."""
 
     def __init__(self, shape: Geometry) -> None:
         self._shape = shape
@@ -32,42 +32,42 @@ class StoreDigests:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Sequence[Store], WorkerSlab]] = deque()
         self._done: list[tuple[Store, bytes]] = []
-        self._segments: Segments = ()  # of the slab that is attached
-        self._is_reading = False  # the slab, or its descriptors
+        self._segments: Segments = ()  # segments of the attached slab
+        self._is_reading = False  # the thread is reading the slab, or using its descriptors
         self._is_closing = False
-        # Of the thread alone.
+        # Used by the thread alone.
         self._process: HashingProcess | None = None
-        self._process_segments: Segments = ()  # for which one was started
+        self._process_segments: Segments = ()  # segments for which a process was started
         self._thread = threading.Thread(target=self._run, name="forebay-digests", daemon=True)
         self._thread.start()
 
     def attach(self, slab: WorkerSlab | None) -> None:
-        """Stores will lie in this slab from now on; None: in none, and all is idle."""
+        """Use this slab for the stores to come; None: no more stores will come."""
         with self._changed:
             self._segments = () if slab is None else slab.segments
             self._changed.notify_all()
 
     def submit(self, stores: Sequence[Store], slab: WorkerSlab) -> None:
-        """These stores have landed in this slab."""
+        """Compute the digests of these stores, whose copies have landed in this slab."""
         with self._changed:
             self._waiting.append((stores, slab))
             self._changed.notify_all()
 
     def take_done(self) -> list[tuple[Store, bytes]]:
-        """Stores that have their digests since the last call."""
+        """The stores whose digests were computed since the last call, each with its digest."""
         with self._changed:
             done, self._done = self._done, []
         return done
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads the slab here."""
+        """Whether nothing here reads the slab."""
         with self._changed:
             is_behind = self._segments is not self._process_segments
             return not (self._waiting or self._is_reading or is_behind)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, behind what waits."""
+        """End the thread once it is done with what waits."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -104,7 +104,7 @@ class StoreDigests:
         return bool(self._waiting) or self._is_closing or is_behind
 
     def _follow(self, segments: Segments) -> None:
-        """Have a process for this slab, and for no other: its descriptors may have been reused."""
+        """Run a process for this slab alone: descriptors of an earlier one may have been reused."""
         if segments is self._process_segments:
             return
         self._process_segments = segments  # whatever happens, this is not tried again
@@ -135,7 +135,7 @@ class StoreDigests:
 
 
 def places_of(stores: Sequence[Store], slab: WorkerSlab, shape: Geometry) -> list[SlabRange]:
-    """Where their slots have all blocks of their records, of this worker's shard."""
+    """Where each store's record lies in the slab: all its blocks in this worker's shard."""
     places = ShardPlaces(shape, slab.shard, slab.widest)
     sizes = [group.page_bytes for group in shape.groups]
     pieces = (store.piece for store in stores)
@@ -146,5 +146,5 @@ def places_of(stores: Sequence[Store], slab: WorkerSlab, shape: Geometry) -> lis
 
 
 def digest_of(store: Store, slab: WorkerSlab, shape: Geometry) -> bytes:
-    """Of what lies in a store's slot."""
+    """The digest of a store's record in its slot."""
     return digest_at(slab.memory, *places_of([store], slab, shape))

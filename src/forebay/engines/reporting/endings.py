@@ -1,8 +1,8 @@
-"""How this engine's answers end: which last tokens are markers, and which answer a prompt follows.
+"""Classes of how answers end, by their last tokens, and the class of the answer before a prompt.
 
-Without a tokenizer: an answer that the model ended itself has a class of its own if many answers
-end with the same two tokens, as those with a tool call do, or those of a chat. Rare last tokens,
-which could tell of a text, have none. Owned by the scheduler's thread.
+Works without a tokenizer. Answers that the model ended itself form a class of their own if many of
+them end with the same two tokens, as answers with a tool call do. Rare last tokens, which could
+give away a text, form none. Owned by the scheduler's thread.
 """
 
 from collections import Counter, OrderedDict
@@ -11,9 +11,9 @@ from typing import Final
 
 from forebay.identity.endings import MARKER_TOKENS, EndingClass, marker_class
 
-_COUNTED_MAX: Final = 512  # endings; counts are halved then
-_SHARE: Final = 1 / 32  # of endings that a marker has
-_TIMES: Final = 4  # that it was seen
+_COUNTED_MAX: Final = 512  # endings counted before all counts are halved
+_SHARE: Final = 1 / 32  # share of all endings that makes two last tokens a marker
+_TIMES: Final = 4  # times that a marker must have been seen
 _DIALOGS_MAX: Final = 1 << 14
 _REASONS: Final = {
     "STOP": EndingClass.STOP,
@@ -30,7 +30,7 @@ class Endings:
         self._classes: OrderedDict[bytes, int] = OrderedDict()  # last key of a prompt → its answer
 
     def classify(self, reason: str, answer: Sequence[int]) -> int:
-        """The class of an answer that ended for this reason, by the engine's name of it."""
+        """The class of an answer, by the engine's name for why it ended and by its last tokens."""
         found = _REASONS.get(reason, EndingClass.OTHER)
         if found is not EndingClass.STOP or not answer:
             return found
@@ -43,13 +43,13 @@ class Endings:
         return marker_class(tail) if seen >= max(_TIMES, _SHARE * total) else found
 
     def remember(self, key: bytes, ending: int) -> None:
-        """The answer to the prompt that ends with this key is of this class."""
+        """Remember the class of the answer to the prompt that ends with this key."""
         self._classes[key] = ending
         self._classes.move_to_end(key)
         if len(self._classes) > _DIALOGS_MAX:
             self._classes.popitem(last=False)
 
     def before(self, keys: Sequence[bytes]) -> int:
-        """The class of the answer that the new part of a prompt follows, if this engine gave it."""
+        """The class of the answer that a prompt continues, if this engine gave that answer."""
         known = (self._classes.get(key) for key in reversed(keys))
         return next((each for each in known if each is not None), EndingClass.NOT_KNOWN)

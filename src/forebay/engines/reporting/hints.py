@@ -1,8 +1,8 @@
-"""What a caller says of its dialog: `kv_transfer_params.forebay` of a request, all of it optional.
+"""Hints of a caller about its dialog: `kv_transfer_params.forebay` of a request, all optional.
 
 docs/protocol.md has the fields. A hint is a wish: it changes what is kept of the caller's own
-dialog, never what an answer is. A field of another type or beyond its bounds counts as not said, or
-as the bound; nothing here can fail.
+dialog, never what an answer is. A field of the wrong type counts as absent, a value beyond its
+bounds as the bound; nothing here can fail.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ class Hints:
 
     session: str = ""  # what the caller calls the dialog
     ended: EndingClass = EndingClass.NOT_KNOWN  # the dialog's answer before this request
-    returns_in_s: float = 0.0  # after the answer; 0: not said
+    returns_in_s: float = 0.0  # time after the answer; 0: not said
     keep_s: float = 0.0  # after the answer
     store: bool = True  # False: nothing of this request is stored
     priority: int = 0
-    computed_tokens: int = 0  # of the prompt, that another engine has just computed
+    computed_tokens: int = 0  # of the prompt, just computed by another engine
 
     def session_hash(self, root: ChainRoot) -> bytes:
-        """The session as the pool is told of it: the same name of another salt is another."""
+        """The hash by which the pool knows the session; it depends on the salt too."""
         if not self.session:
             return b""
         key = hashlib.blake2b(root.namespace + root.salt.encode(errors="replace")).digest()

@@ -1,9 +1,9 @@
-"""Keeps an engine in touch with its pool while it has nothing to compute.
+"""Keeps an idle engine in touch with its pool.
 
-An engine talks to its pool in the hooks of its scheduler, and an idle one calls none: it would
-notice a pool that was restarted with its next request, which would find nothing. So a thread looks
-after it once a second, when no hook was called for as long. It takes turns with the hooks (`turn`),
-and holds them up for as long as a look at a socket takes.
+An engine talks to its pool in the hooks of its scheduler, and an idle engine calls none: it would
+notice a restarted pool only with its next request, which would find nothing. So a thread calls
+`look` once a second if no hook was called for that long. It takes turns with the hooks (`turn`),
+and delays them by no more than a check of a socket.
 """
 
 import threading
@@ -14,7 +14,7 @@ from typing import Final
 from forebay.engines.boundary import Boundary
 
 IDLE_S: Final = 1.0
-_CLOSE_S: Final = 1.0  # for a look that is under way
+_CLOSE_S: Final = 1.0  # how long `close` waits for a call of `look`
 
 
 class IdleThread:
@@ -29,7 +29,7 @@ class IdleThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._ended.set()
         self._thread.join(_CLOSE_S)
 

@@ -1,7 +1,7 @@
-"""Tells the pool who this engine is and what became of its requests, once a step and for little.
+"""Tells the pool who this engine is, and what became of its requests.
 
-Nothing is sent by itself: messages wait for whatever the engine says next. While there is no pool,
-the last outcomes are kept, `_PENDING_MAX` of them, and told to the next one; `age_ms` says how old
+Nothing costs a message of its own: outcomes go out with whatever the engine says next. While there
+is no pool the last `_PENDING_MAX` outcomes are kept and told to the next one; `age_ms` says how old
 they are.
 """
 
@@ -26,42 +26,42 @@ from forebay.pool.messages import (
     RequestOutcomes,
 )
 
-_PENDING_MAX: Final = 256  # outcomes that no pool has heard of
+_PENDING_MAX: Final = 256  # outcomes kept while there is no pool
 
 
 class Reporter:
-    """What one engine tells. Owned by the scheduler's thread."""
+    """What one engine tells its pool. Owned by the scheduler's thread."""
 
     def __init__(self, pool: PoolSession) -> None:
-        # Called with each outcome, at once: for spans and whatever else wants it here.
+        # Called at once with each outcome, for example to make spans.
         self.on_outcome: Callable[[RequestOutcome], None] = lambda _: None
         self._pool = pool
         self._pending: deque[tuple[float, RequestOutcome]] = deque(maxlen=_PENDING_MAX)
         self._ends: deque[tuple[float, AnswerEnd]] = deque(maxlen=_PENDING_MAX)
         self._description: Describe | None = None
-        self._has_told = False  # in the last step
-        self._described: tuple[str, Describe | None] = ("", None)  # on which session, and as what
+        self._has_told = False  # something was told in the last step
+        self._described: tuple[str, Describe | None] = ("", None)  # session, and what it was told
 
     @property
     def has_unsent(self) -> bool:
-        """Whether what was told in the last step waits for the next one to go out."""
+        """Whether something told in the last step has still to go out."""
         return self._has_told and self._pool.has_output
 
     def describe(self, description: Describe) -> None:
-        """Who this engine is from now on."""
+        """Set this engine's description; told to the pool when it changes."""
         self._description = description
 
     def tell(self, outcome: RequestOutcome) -> None:
-        """The fate of a request is known."""
+        """Record what became of a request."""
         self._pending.append((time.monotonic(), outcome))
         self.on_outcome(outcome)
 
     def tell_end(self, end: AnswerEnd) -> None:
-        """An answer has ended."""
+        """Record how an answer ended."""
         self._ends.append((time.monotonic(), end))
 
     def send(self) -> None:
-        """Once a step: hand over what the pool has not heard; it goes out with the next step."""
+        """Hand over what the pool has not heard yet; called once a step, sent with the next one."""
         self._has_told = False
         if not self._pool.is_joined:
             self._ends.clear()  # the next pool was not asked for these
@@ -102,7 +102,7 @@ class Reporter:
 def description_of(
     model: str, engine: str, sharing: str, why: str, namespace: bytes, **more: int
 ) -> Describe:
-    """A description within the message's limits."""
+    """A description cut to the message's limits."""
     return Describe(
         printable(model, MODEL_LETTERS_MAX),
         printable(engine, REQUEST_LETTERS_MAX),
@@ -116,7 +116,7 @@ def description_of(
 
 
 def printable(text: str, letters_max: int) -> str:
-    """Text that fits a message, and a terminal: the rest is cut off, odd letters are replaced."""
+    """Text cut to a length, with letters replaced that a terminal cannot print."""
     cut = text[:letters_max]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 

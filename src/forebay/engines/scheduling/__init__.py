@@ -1,1 +1,1 @@
-"""The scheduler's side of the connector: what to ask for and what to offer, without waiting."""
+"""The scheduler's side: what to ask the pool for and what to offer it, without waiting."""

@@ -1,7 +1,7 @@
-"""The error budget: a pool that keeps failing is not used for a while.
+"""The error budget of the pool: after too many failures it is not used for a while.
 
-Every failure is a miss anyway; but a miss that was waited for costs more than one that nobody asked
-for. So after a few failures in a row nothing is asked or offered, then one request tries again.
+Every failure is a miss anyway; but a miss after waiting costs more than one without asking. So
+after several failures nothing is asked or offered for a while; then one request tries again.
 """
 
 import logging
@@ -12,12 +12,12 @@ _FAILURES: Final = 5
 _WINDOW_S: Final = 10.0
 _PAUSE_S: Final = 5.0
 _PAUSE_MAX_S: Final = 60.0
-_PROBE_S: Final = 2.0  # how long a request that tries again keeps the others waiting
+_PROBE_S: Final = 2.0  # after a pause, time between two requests that try again
 _log: Final = logging.getLogger("forebay")
 
 
 class ErrorBudget:
-    """Whether to bother the pool. Time is passed in; every pause is counted and logged."""
+    """Whether the pool may be used. Time is passed in; every pause is counted and logged."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -27,7 +27,7 @@ class ErrorBudget:
         self._is_trying = False  # the pause is over, and nothing has succeeded since
 
     def allows(self, now: float) -> bool:
-        """Whether the pool may be asked; after a pause, by one request at a time."""
+        """Whether a request may ask the pool; after a pause one may every `_PROBE_S`."""
         if now < self._paused_until:
             return False
         if self._is_trying:
@@ -35,11 +35,11 @@ class ErrorBudget:
         return True
 
     def is_spent(self, now: float) -> bool:
-        """Whether the pool is left alone, or only tried."""
+        """Whether the pool is paused, or has not succeeded since a pause."""
         return self._is_trying or now < self._paused_until
 
     def failed(self, now: float) -> None:
-        """The pool, or we ourselves, did not do what they should."""
+        """Count a failure, of the pool or of our own code; enough of them begin a pause."""
         self._failed_at.append(now)
         recent = len(self._failed_at) == _FAILURES and now - self._failed_at[0] <= _WINDOW_S
         if not recent and not self._is_trying:
@@ -52,12 +52,12 @@ class ErrorBudget:
         self._failed_at.clear()
 
     def answered(self) -> None:
-        """The pool knows nothing, and said so: good enough for one that is tried again."""
+        """The pool answered that it knows nothing: that ends a trial after a pause, too."""
         if self._is_trying:
             self.succeeded()
 
     def succeeded(self) -> None:
-        """Something came back as it should."""
+        """The pool did what was asked, or is a new one: forget earlier failures."""
         self._failed_at.clear()
         self._pause_s = _PAUSE_S
         self._paused_until = 0.0

@@ -1,11 +1,11 @@
-"""Loads of one engine: blocks are allocated, the workers are told part by part, the load ends.
+"""Loads of one engine: workers are told part by part what to copy, until the load ends.
 
-The workers are told of a load's chunks as they arrive, a part a step; when a part is copied, its
-slots make room in the pool for what follows. The engine goes on when all of a load is coming, a
-moment before its last byte is there, so the pool gets the last slots back only when every part is
-copied. A load that fails, or whose chunks have not arrived in time, ends too: the engine then
-computes what is missing. Where the session is lost, the workers finish the parts they know and are
-told of no more; the session tells the pool when these are done.
+The workers are told of a load's chunks as they arrive, one part a step; when a part is copied, its
+slots make room in the pool for what follows. The engine continues with the request when all of the
+load is coming, a moment before the last byte is there, so the pool gets the last slots back only
+when every part is copied. A load that fails, or whose chunks have not arrived in time, ends too:
+the engine then computes what is missing. If the session is lost, the workers finish the parts they
+know and are told of no more; the session tells the pool when these are done.
 """
 
 import time
@@ -29,18 +29,18 @@ _LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
 
 
 class _Part(NamedTuple):
-    """A part that the workers were told of and have not reported as copied."""
+    """A part that workers were told of and have not all reported as copied."""
 
     lookup: int
-    records: list[int]  # to be released with it; the last part's are released with the lookup
+    records: list[int]  # positions to release when it is copied; the last part's go with the lookup
 
 
 @dataclass(slots=True)
 class _Landing:
-    """A lookup of whose promise parts are being copied."""
+    """A lookup whose promised chunks are being copied into the KV cache."""
 
-    parts: int = 0  # not copied yet
-    has_ended: bool = False  # the engine goes on: with the last part the lookup is released
+    parts: int = 0  # parts that are not copied yet
+    has_ended: bool = False  # the engine continues: release the lookup after the last part
 
 
 class EngineLoads:
@@ -54,29 +54,29 @@ class EngineLoads:
         self._lookups = lookups
         self._counts = counts
         self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
-        self._serials = 0  # of parts
+        self._serials = 0  # serial of the last part
         self._parts: dict[int, _Part] = {}  # by serial
         self._landing: dict[int, _Landing] = {}  # by lookup
-        self._over: dict[int, set[int]] = {}  # serial → ranks that are done with that part
+        self._over: dict[int, set[int]] = {}  # serial → ranks that have copied that part
 
     def __len__(self) -> int:
         return len(self._copying)
 
     @property
     def is_landing(self) -> bool:
-        """Whether slots are read for a load that the engine has heard of."""
+        """Whether slots are still being read for a load that the engine takes for done."""
         ended = any(landing.has_ended for landing in self._landing.values())
         return ended or self._pool.has_lost_reads
 
     @property
     def copying(self) -> Mapping[bytes, str]:
-        """Keys that are being copied in, and for which request."""
+        """Keys that are being copied into the KV cache, each with its request."""
         return self._copying
 
     def allocated(
         self, tracked: TrackedRequest, tables: Sequence[Sequence[int]], external: int
     ) -> None:
-        """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
+        """The scheduler has given a request blocks, of which `external` tokens are to be loaded."""
         load = tracked.load
         deadline = time.monotonic() + _LOAD_S
         nothing = Promise(load.number, self._pool.generation, 0, 0, [], [], b"")
@@ -99,7 +99,7 @@ class EngineLoads:
         tracked.attribution.begin_load(time.monotonic(), load.computed)
 
     def next_parts(self, requests: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
-        """What the workers have to load in this step."""
+        """The parts that the workers have to load in this step."""
         now = time.monotonic()
         for request_id, tracked in requests.items():
             load = tracked.load
@@ -125,7 +125,7 @@ class EngineLoads:
                 )
 
     def copied(self, over: Mapping[int, set[int]]) -> None:
-        """Workers are done with parts; with the last worker slots make room for what follows."""
+        """Workers have copied parts; a part that all have copied makes room for what follows."""
         for serial, ranks in over.items():
             done = self._over.setdefault(serial, set())
             done |= ranks
@@ -135,7 +135,7 @@ class EngineLoads:
             self._pool.end_read(serial)
             part = self._parts.pop(serial, None)
             if part is None:
-                continue  # of a lost session
+                continue  # it belongs to a lost session
             self._landing[part.lookup].parts -= 1
             if part.lookup in self._lookups:
                 for records in in_batches(part.records):
@@ -143,7 +143,7 @@ class EngineLoads:
             self._release(part.lookup)
 
     def ended(self, tracked: TrackedRequest, *, failed: bool) -> bool:
-        """The engine goes on with a request; whether its load went well."""
+        """A load has ended and the engine continues; returns whether the load succeeded."""
         progress = tracked.load.end(failed=failed)
         owner = tracked.request.request_id
         self._copying = {key: each for key, each in self._copying.items() if each != owner}
@@ -163,8 +163,8 @@ class EngineLoads:
     def expected(tracked: TrackedRequest) -> Counter[int]:
         """The tokens that a load which has just begun takes from each tier.
 
-        What a stream has yet to bring is taken to come from where the last of it came from that was
-        not in DRAM, and if none did, from the first tier below.
+        Chunks that a stream has yet to bring are counted for the tier that the last chunk from
+        below DRAM came from or, if none did, for the first lower tier.
         """
         load, progress = tracked.load, tracked.load.progress
         if progress is None:
@@ -175,12 +175,12 @@ class EngineLoads:
         return _tokens_by_tier(progress, {**likely, **load.sources})
 
     def session_changed(self) -> None:
-        """A pool was joined or lost: parts that the workers know go on, but have no lookup."""
+        """A pool was joined or lost: parts that workers know go on, without a lookup."""
         self._parts.clear()
         self._landing.clear()
 
     def _release(self, number: int) -> None:
-        """All that was promised is the pool's again once nobody reads it any more."""
+        """Release the whole promise once every part of it is copied."""
         landing = self._landing[number]
         if landing.parts:
             return
@@ -190,7 +190,7 @@ class EngineLoads:
 
 
 def _tokens_by_tier(progress: LoadProgress, sources: Mapping[int, int]) -> Counter[int]:
-    """The tokens that came of each tier; a load of several groups is used whole or not at all."""
+    """The tokens loaded from each tier; a hit of several groups counts whole or not at all."""
     target, found = progress.target, Counter[int]()
     size = target.shape.chunk_tokens
     if progress.failed and target.shape.local:

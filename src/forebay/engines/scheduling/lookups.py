@@ -1,7 +1,8 @@
-"""From lookup to promise: how much of a request can be loaded, and whether it is worth waiting.
+"""From lookup to promise: how much of a request can be loaded, and whether to wait for it.
 
-Everything here happens in the scheduler's own hooks. A pool that has not answered is waited for
-within a tiny limit of the whole step; beyond it the request is put off, and only for so long.
+All of this runs in the scheduler's own hooks. For a pool that has not answered they wait within a
+small limit for the whole step; beyond it the request is asked about again later, for a limited
+time.
 
 Where a model has local groups, the lookup also asks which of their records there are, and a hit
 ends where all groups can serve it (`groups`). It is loaded whole or not at all: at a smaller number
@@ -42,13 +43,13 @@ from forebay.pool.messages import (
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
-# Requests told to ask again at a time. vLLM redoes its own lookup at each ask, 0.08 µs a token that
-# it has itself: many may wait that have nothing, few that have much.
+# Requests that may be told to ask again at a time. vLLM redoes its own lookup at each ask, 0.08 µs
+# per token that it has itself: so many may wait that have few tokens, and few that have many.
 _AGAIN_MAX: Final = 64
 _AGAIN_FEW: Final = 8
 _AGAIN_TOKENS: Final = 32_768
-Matched: TypeAlias = tuple[int | None, bool]  # tokens, or None: ask again; whether it is a load
-Wait: TypeAlias = Callable[[Callable[[], bool]], None]  # until so, within the step's limit
+Matched: TypeAlias = tuple[int | None, bool]  # tokens to load (None: ask again), and if it loads
+Wait: TypeAlias = Callable[[Callable[[], bool]], None]  # waits for this, within the step's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +59,24 @@ class LoadLimits:
     min_tokens: int
     lookup_deadline_ms: float
     load_deadline_ms: float
-    always_load: bool = False  # whatever is known, however long it takes: to measure it
+    always_load: bool = False  # load all that is known, however slow: for measurements
     # The engine can be told of a load of several groups that has failed. If not, only what all
     # workers can copy at once is asked for: the engine would end.
     may_fail: bool = True
 
     @property
     def lookup_s(self) -> float:
-        """How long a lookup may be unanswered."""
+        """How long the scheduler waits for the answer to a lookup."""
         return self.lookup_deadline_ms / 1000
 
     @property
     def promise_s(self) -> float:
-        """How long a promise may take; the pool keeps its deadline unless it hangs."""
+        """How long a promise may take; the pool keeps the deadline given to it unless it hangs."""
         return self.load_deadline_ms / 1000 + _GRACE_S
 
 
 class Lookups:
-    """What one engine asks its pool for. Owned by the scheduler's thread."""
+    """What one engine looks up and asks for. Owned by the scheduler's thread."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Lookups:
         self._requests = requests
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
-        self._reach: dict[int, tuple[int, int]] = {}  # rank → its slab, and how far it can copy
+        self._reach: dict[int, tuple[int, int]] = {}  # rank → its slab, and the end of its reach
         self._judgement = LoadJudgement(shape, limits.min_tokens, requests)
         # Is told what the pool has of a request: chunks, and how many of them in DRAM.
         self.when_found: Callable[[TrackedRequest, int, int], None] | None = None
@@ -110,20 +111,20 @@ class Lookups:
 
     @property
     def estimate(self) -> ThroughputEstimate:
-        """How fast things are, as seen."""
+        """The measured speeds of the GPU and the drives."""
         return self._judgement.estimate
 
     @property
     def must_not_fail(self) -> bool:
-        """Whether a load that fails would end the engine."""
+        """Whether a failed load would end the engine."""
         return bool(self._shape.local) and not self._limits.may_fail
 
     def reached(self, told: Mapping[int, tuple[int, int]]) -> None:
-        """Workers have told which slab they copy from, and how much of it they can."""
+        """Workers tell which slab they have, and up to which offset they can copy."""
         self._reach.update(told)
 
     def look_up(self, tracked: TrackedRequest) -> None:
-        """See how much of a request is known."""
+        """Ask the pool how much of a request it knows."""
         load = tracked.load
         if not (load.is_wanted and load.state is NONE and self._pool.is_joined):
             return
@@ -149,7 +150,10 @@ class Lookups:
     def matched(
         self, tracked: TrackedRequest, computed: int, copying: Mapping[bytes, str], wait: Wait
     ) -> Matched:
-        """How many tokens beyond `computed` can be loaded; `copying` is on its way for requests."""
+        """How many tokens after `computed` can be loaded.
+
+        `copying` are keys that are being copied into the KV cache, each with its request.
+        """
         load = tracked.load
         tracked.attribution.asked(time.monotonic())
         if not self._pool.is_joined:
@@ -179,20 +183,20 @@ class Lookups:
         return self._promised(tracked, first, wait)
 
     def cancel(self, tracked: TrackedRequest) -> None:
-        """Forget a request's lookup; the pool forgets it too."""
+        """Forget a request's lookup, and have the pool forget it."""
         if tracked.load.number:
             self._pool.post(Cancel(tracked.load.number))
             self._forget(tracked)
 
     def end(self, tracked: TrackedRequest) -> int:
-        """A load has ended: forget its lookup, and name it: it is still to be released."""
+        """A load has ended: forget its lookup and return its number, still to be released."""
         number = tracked.load.number
         if number:
             self._forget(tracked)
         return number
 
     def session_changed(self) -> None:
-        """What another pool said means nothing."""
+        """Forget what another pool has answered."""
         self._by_number.clear()
         self._judgement = LoadJudgement(self._shape, self._limits.min_tokens, self._requests)
 
@@ -225,7 +229,7 @@ class Lookups:
             return
         if before is not None and found.known < before.known:
             tracked.store.lacks(found.known)  # the pool has lost some: it is stored again
-        if before is not None:  # some of it comes once
+        if before is not None:  # some fields come with the first answer alone
             has, stores = found.has or before.has, found.stores or before.stores
             found = msgspec.structs.replace(found, has=has, stores=stores)
         load.take_found(found, self._servable(tracked, found))
@@ -239,7 +243,7 @@ class Lookups:
             self.when_found(tracked, found.known, found.ready)
 
     def _attribute(self, tracked: TrackedRequest, *, is_first: bool) -> None:
-        """Keep what the pool knew; where that was before it began to read is what counts."""
+        """Note what the pool knew; what counts as in DRAM is what was there at the first answer."""
         attribution, load, size = tracked.attribution, tracked.load, self._shape.chunk_tokens
         attribution.found = load.known * size
         if is_first:
@@ -256,7 +260,7 @@ class Lookups:
         return [(group + 1, chunk) for group in range(local) for chunk in range(chunks)]
 
     def _servable(self, tracked: TrackedRequest, found: Found) -> PrefixHit:
-        """What of a known prefix all groups can serve, without the prompt's last token."""
+        """The hit that all groups can serve, without the prompt's last token."""
         if not self._shape.local:
             return PrefixHit(found.known)
         records = self._local_records(tracked)
@@ -266,18 +270,18 @@ class Lookups:
         return longest_hit(self._shape, min(found.known, most), lambda *each: each in there)
 
     def _why_too_little(self, tracked: TrackedRequest, computed: int) -> Decision:
-        """The pool knows no more than the engine has, or hardly more."""
+        """Why there is nothing to load: the pool knows no more than the engine, or hardly more."""
         if not tracked.load.known:
             is_salted = self._salts.is_known_elsewhere(tracked)
             return Decision.OTHER_SALT if is_salted else Decision.UNKNOWN
         return Decision.NOT_WORTH if computed else Decision.TOO_LITTLE
 
     def _unanswered(self, tracked: TrackedRequest, computed: int) -> Matched:
-        """The pool has not answered within the limits: wait a little longer, or count a miss.
+        """The pool has not answered in time: ask again a little later, or count a miss.
 
-        It answers within a tenth of a millisecond, so no pure miss comes here on a machine that
-        has a core for the pool. Where it has none, a step of an engine that waits costs less than
-        a prompt that is computed though it was known.
+        A pool answers within a tenth of a millisecond, so on a machine with a free core for it no
+        miss is caused here. Without one, a step that waits costs less than computing a prompt that
+        is known.
         """
         is_coming = tracked.load.is_coming  # in a step or two of the engine that stores it
         most = len(tracked.keys) * self._shape.chunk_tokens
@@ -291,7 +295,7 @@ class Lookups:
         return self._missed(tracked, Decision.UNANSWERED)
 
     def _missed(self, tracked: TrackedRequest, decision: Decision) -> Matched:
-        """Nothing to load; counted once a request, though the scheduler may ask often."""
+        """Nothing to load; counted once per request, however often the scheduler asks."""
         tracked.attribution.decision = decision
         if not tracked.load.has_missed:
             tracked.load.has_missed = True
@@ -311,7 +315,7 @@ class Lookups:
                 return self._missed(tracked, judgement.why_less(tracked, first, known))
             self._ask(tracked, first, known)
         if load.state is ASKED and not self._judgement.is_reading(load.number):
-            wait(lambda: load.state is not ASKED)  # drives take longer than we may wait
+            wait(lambda: load.state is not ASKED)  # drives may take longer than that
         if load.state is ASKED:
             if time.monotonic() < load.asked_at + limits.promise_s:
                 self._counts["asked_again.reading"] += 1
@@ -323,7 +327,7 @@ class Lookups:
         return self._usable(tracked)
 
     def _usable(self, tracked: TrackedRequest) -> Matched:
-        """What of a promise can be loaded."""
+        """How much of its promise a request can load."""
         load = tracked.load
         promise, hit, tokens = load.promise, load.asked_hit, 0
         if promise is not None:
@@ -371,10 +375,10 @@ class Lookups:
     def _is_copied_for_another(
         self, tracked: TrackedRequest, first: int, copying: Mapping[bytes, str]
     ) -> bool:
-        """Whether what is missing is on its way into the KV cache: then it is a local hit soon.
+        """Whether another request is copying what this one lacks, so that the engine soon has it.
 
-        One that has not been promised anything waits for its first chunk; one that has, only where
-        it would load nothing but what another loads.
+        Before a promise its first missing chunk decides; after a promise its last chunk, since then
+        the request loads nothing that the other one does not load.
         """
         promise = tracked.load.promise
         at = first
@@ -386,7 +390,7 @@ class Lookups:
         return owner is not None and owner != tracked.request.request_id
 
     def _checked(self, tracked: TrackedRequest, promise: Promise) -> Promise:
-        """A promise, cut to nothing if it is not for exactly these chunks."""
+        """The promise, or an empty one if it is not for exactly these chunks."""
         is_sound = (
             is_promise_for(promise, tracked.load.keys, self._pool.generation)
             and promise.first == tracked.load.first  # verify: promise begins where asked
@@ -399,7 +403,7 @@ class Lookups:
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
 
     def _take_lengths(self, tracked: TrackedRequest, promise: Promise) -> bool:
-        """Note which records are raw; False: one has no length that it may have."""
+        """Note which records are raw; False if one has an impossible payload size."""
         chunks = max(0, tracked.load.asked_hit.chunks - promise.first)
         of_chunks, of_local = {*promise.lengths[:chunks]}, promise.lengths[chunks:]
         local = enumerate(of_local, promise.first + chunks)
@@ -412,7 +416,7 @@ class Lookups:
         return is_sound
 
     def _lengths_at(self, tracked: TrackedRequest, position: int) -> tuple[int, ...]:
-        """The payloads that a record of what was asked for may have, the second of them raw."""
+        """The payload sizes that the record at a position may have; the second is the raw one."""
         hit = tracked.load.asked_hit
         if position < hit.chunks:
             return self._chunk_lengths
@@ -423,7 +427,7 @@ class Lookups:
         return _lengths_of(group, len(record_blocks(group, chunk)))
 
     def _note_raw(self, tracked: TrackedRequest, position: int, length: int) -> None:
-        """Only its length tells that a record could not be encoded."""
+        """Note that a record is raw, as only its payload size tells."""
         if length in self._lengths_at(tracked, position)[1:]:
             tracked.load.raw.add(position)
 
@@ -434,13 +438,13 @@ class Lookups:
 
 
 def _lengths_of(group: Geometry, blocks: int) -> tuple[int, ...]:
-    """The payloads that a record of so many blocks may have, the second of them raw."""
+    """The payload sizes that a record of so many blocks may have; the second is the raw one."""
     whole = group.record_bytes(blocks)
     return (whole, group.record_bytes(blocks, is_raw=True)) if group.is_encoded else (whole,)
 
 
 def _awaited(tracked: TrackedRequest) -> int:
-    """Chunks of a prompt that another engine has just computed, without the prompt's last token."""
+    """Chunks of a prompt that another engine has just computed, without the last token's."""
     if not tracked.hints.computed_tokens:
         return 0
     tokens = min(tracked.hints.computed_tokens, tracked.request.num_prompt_tokens - 1)

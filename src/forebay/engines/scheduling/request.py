@@ -13,12 +13,12 @@ from forebay.engines.scheduling.request_load import RequestLoad
 from forebay.identity.keys import ChainRoot, KeyChain, group_key
 
 OFFER_CHUNKS_MAX: Final = 1 << 16
-# What lies in the tokens [first, end) of a request beside them; empty: nothing.
+# What the keys of tokens [first, end) cover beside the tokens; empty: nothing.
 Parts: TypeAlias = Callable[[int, int], bytes]
 
 
 class EngineRequest(Protocol):
-    """What is used of an engine's own request."""
+    """The part of an engine's own request that is used here."""
 
     request_id: str
     num_prompt_tokens: int
@@ -26,7 +26,7 @@ class EngineRequest(Protocol):
 
     @property
     def all_token_ids(self) -> Sequence[int]:
-        """Of the prompt and of what was generated."""
+        """The tokens of the prompt and of the answer so far."""
         ...
 
     def is_finished(self) -> bool:
@@ -35,11 +35,11 @@ class EngineRequest(Protocol):
 
 
 class RequestStore:
-    """How far one request's chunks are stored. Written by `EngineStores` and by these methods.
+    """How much of one request is stored. Written by `EngineStores` and by these methods.
 
-    Chunks [0, stored) are in the pool or will not be stored by us; [stored, offered) are about to
-    be offered; what follows is not computed yet. Records of local groups have a count of their own,
-    since each is offered once, with the step that computes its chunk, or never.
+    Chunks [0, stored) are in the pool or will not be stored by this engine; [stored, offered) are
+    about to be offered; what follows is not computed yet. Records of local groups have a count of
+    their own, since each is offered once, with the step that computes its chunk, or never.
     """
 
     __slots__ = (
@@ -57,25 +57,25 @@ class RequestStore:
         self.is_wanted = is_wanted  # False: nothing more of this request is stored
         self.stored = 0
         self.offered = 0
-        self.offer_at = 0.0  # monotonic; not before, since there was no slot
-        self.offer_chunks = OFFER_CHUNKS_MAX  # at once; few where there was no slot
-        self.local_offered = 0  # chunks of which local records were offered, or will not be
-        self.raw: set[int] = set()  # chunks that were to be encoded, and cannot be
-        self.junction = 0  # chunks that are known, and of no use for want of local records
+        self.offer_at = 0.0  # monotonic; no offer before, since there was no slot
+        self.offer_chunks = OFFER_CHUNKS_MAX  # offered at once; fewer after there was no slot
+        self.local_offered = 0  # chunks whose local records were offered, or will not be
+        self.raw: set[int] = set()  # chunks that do not fit encoded
+        self.junction = 0  # known chunks that could not be used for lack of local records
 
     def has(self, chunks: int) -> None:
-        """The pool has so many chunks, from the first."""
+        """The pool has this many chunks of the request."""
         self.stored = max(self.stored, chunks)
 
     def lacks(self, chunk: int) -> None:
-        """The pool has not this chunk, nor what follows it: they are to be stored again."""
+        """The pool lacks this chunk and what follows it: store them again."""
         self.stored = min(self.stored, chunk)
         self.offered = min(self.offered, chunk)
         self.local_offered = 0
 
 
 class TrackedRequest:
-    """What is known of a request. Owned by the scheduler's thread."""
+    """One request, as far as it is known. Owned by the scheduler's thread."""
 
     __slots__ = (
         "arrived_at",
@@ -106,9 +106,9 @@ class TrackedRequest:
         self.request = request
         self.shape = shape
         self.root = root
-        self.parts = parts  # None: it has nothing but tokens
+        self.parts = parts  # None: its keys cover tokens alone
         self.chain = KeyChain(root)
-        self.keys: list[bytes] = []  # of the whole chunks whose tokens are known
+        self.keys: list[bytes] = []  # of every whole chunk whose tokens are known
         self.tables: list[list[int]] = [[] for _ in range(shape.table_count)]  # its block tables
         self.load = RequestLoad(is_wanted=is_shared)
         self.store = RequestStore(is_wanted=is_shared and hints.store)
@@ -118,7 +118,7 @@ class TrackedRequest:
         self.looked_up: bytes | None = None  # the last key that the pool was asked for
 
     def extend(self) -> None:
-        """Make keys of all whole chunks whose tokens are known."""
+        """Compute the keys of all whole chunks whose tokens are known."""
         size = self.shape.chunk_tokens
         tokens = self.request.all_token_ids
         known, whole = len(self.keys) * size, len(tokens) // size * size
@@ -126,7 +126,7 @@ class TrackedRequest:
             self.keys += self.chain.extend(tokens[known:whole], self._parts(known, whole))
 
     def _parts(self, known: int, whole: int) -> dict[int, bytes] | None:
-        """What the next chunks have beside tokens."""
+        """What the next chunks' keys cover beside tokens."""
         if self.parts is None:
             return None
         size = self.shape.chunk_tokens
@@ -134,7 +134,7 @@ class TrackedRequest:
         return {number: part for number, part in enumerate(found) if part}
 
     def key_of(self, record: tuple[int, int]) -> bytes:
-        """The key of a group's record of a chunk."""
+        """The key of a record, given its group and chunk."""
         group, chunk = record
         return group_key(self.keys[chunk], group) if group else self.keys[chunk]
 
@@ -146,6 +146,6 @@ class TrackedRequest:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where hits of others may end, in chunks: with its prompt, or where it branches."""
+        """Where hits of other requests may end, in chunks: at the prompt's end, or at a branch."""
         size, prompt = self.shape.chunk_tokens, self.request.num_prompt_tokens
         return (self.store.junction, (prompt - 1) // size, prompt // size)

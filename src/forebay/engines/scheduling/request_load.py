@@ -23,19 +23,19 @@ from forebay.pool.messages import Found, Promise
 
 
 class RequestLoadState(IntEnum):
-    """Where a request's load is; from ASKED on the engine waits for it and does not compute it."""
+    """How far a request's load has come; from ASKED on the engine waits instead of computing."""
 
     NONE = auto()  # not looked up, or not any more
     FAILED = auto()  # recompute; this request is not looked up any more
     LOOKED_UP = auto()  # the pool has not said what it knows
-    FOUND = auto()  # it has
-    ASKED = auto()  # it has not promised yet
-    PROMISED = auto()  # the scheduler has not allocated blocks yet
+    FOUND = auto()  # the pool has said what it knows
+    ASKED = auto()  # the pool has not promised yet
+    PROMISED = auto()  # promised; the scheduler has not allocated blocks yet
     LOADING = auto()  # blocks are allocated; the workers are told part by part
-    TOLD = auto()  # the workers know all that will come
+    TOLD = auto()  # the workers were told of all that will come
 
 
-# A member that is read through its class costs ten times as much before Python 3.12.
+# Before Python 3.12, reading a member through its class costs ten times as much.
 NONE, FAILED, LOOKED_UP, FOUND, ASKED, PROMISED, LOADING, TOLD = RequestLoadState
 
 
@@ -65,44 +65,44 @@ class RequestLoad:
     )
 
     def __init__(self, *, is_wanted: bool) -> None:
-        self.is_wanted = is_wanted  # False: this request does not load at all
+        self.is_wanted = is_wanted  # False: this request loads nothing
         self.state = NONE
         self.number = 0  # of its lookup in the pool; 0: none
         self.looked_up_at = 0.0  # monotonic
-        self.is_coming = False  # in LOOKED_UP: the pool waits for what is being stored of it
+        self.is_coming = False  # in LOOKED_UP: the pool waits for chunks that are being stored
         self.found: Found | None = None  # from FOUND on
-        self.hit = PrefixHit()  # likewise: what all groups can serve of it
+        self.hit = PrefixHit()  # from FOUND on: what all groups can serve of it
         self.asked_at = 0.0  # monotonic
-        self.first = 0  # the chunk from which on it asked
-        self.asked_hit = PrefixHit()  # what it asked for, and has itself before that
+        self.first = 0  # the first chunk that it asked for
+        self.asked_hit = PrefixHit()  # the hit it asked for, with the chunks it has itself
         self.keys: Sequence[bytes] = ()  # of the records of that hit
         self.computed = 0  # tokens that the engine had itself when the scheduler last asked
         self.promise: Promise | None = None  # from PROMISED on
         self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
-        self.sources: dict[int, int] = {}  # position in that hit → tier that it was in, but DRAM
-        self.raw: set[int] = set()  # positions in that hit whose records could not be encoded
+        self.sources: dict[int, int] = {}  # position in that hit → lower tier that it came from
+        self.raw: set[int] = set()  # positions in that hit whose records are raw
         self.progress: LoadProgress | None = None  # in LOADING and TOLD
         self.has_missed = False  # its miss is counted
         self.is_short = False  # too few tokens to ask for
 
     @property
     def is_asking(self) -> bool:
-        """Whether it waits for a promise, or for blocks."""
+        """Whether it waits for a promise or for blocks."""
         return self.state is ASKED or self.state is PROMISED
 
     @property
     def is_loading(self) -> bool:
-        """Whether the engine waits for it to end."""
+        """Whether blocks are being loaded, and the engine waits for that."""
         return self.state is LOADING or self.state is TOLD
 
     @property
     def known(self) -> int:
-        """Chunks, from the first, that the pool has in any tier, and all groups can serve."""
+        """Chunks, counted from the first, that are in any tier and that all groups can serve."""
         return self.hit.chunks
 
     @property
     def ready(self) -> int:
-        """Chunks, from the first, that lay in the pool's DRAM when it was last heard of."""
+        """Chunks, counted from the first, that were in the pool's DRAM by its last answer."""
         return min(self.hit.chunks, self.found.ready) if self.found is not None else 0
 
     # Lookups.
@@ -115,7 +115,7 @@ class RequestLoad:
 
     @property
     def may_find(self) -> bool:
-        """Whether it has not asked yet, by what it knew then."""
+        """Whether a further Found still matters, since it has not asked yet."""
         return self.state is LOOKED_UP or self.state is FOUND
 
     def take_found(self, found: Found, hit: PrefixHit) -> None:
@@ -131,7 +131,7 @@ class RequestLoad:
         self.sources, self.raw = {}, set()
 
     def take_promise(self, promise: Promise) -> None:
-        """ASKED → PROMISED; a promise that nobody waits for changes nothing."""
+        """ASKED → PROMISED; a promise that it does not wait for changes nothing."""
         if self.state is ASKED:
             self.state, self.promise = PROMISED, promise
 
@@ -149,7 +149,7 @@ class RequestLoad:
         self.state = FAILED
 
     def session_changed(self) -> None:
-        """The pool is another one, or none: a load that has begun gets no more than is told."""
+        """Another pool, or none: a load that has begun gets only what the workers know of."""
         self.forget()
         if self.progress is not None:
             self.progress.fail_untold()
@@ -166,7 +166,7 @@ class RequestLoad:
         self.state = TOLD
 
     def end(self, *, failed: bool) -> "LoadProgress":
-        """LOADING or TOLD → NONE or FAILED; what it had come to."""
+        """LOADING or TOLD → NONE or FAILED; returns how far the load had come."""
         progress, self.progress = self.progress, None
         assert progress is not None
         self.state = FAILED if failed or progress.failed else NONE
@@ -182,10 +182,10 @@ class LoadTarget:
     tables: Sequence[Sequence[int]]  # of the request, by the engine's numbers
     computed: int  # tokens that the engine has itself
     stop: int  # where the load ends, in tokens
-    raw: AbstractSet[int] = frozenset()  # positions whose records could not be encoded
+    raw: AbstractSet[int] = frozenset()  # positions whose records are raw
 
     def pieces(self, arrived: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-        """What is wanted of records, given their positions and slots."""
+        """The wanted pieces of records that have arrived, given their positions and slots."""
         groups, wanted = self.shape.groups, [*map(self._wanted, range(len(self.shape.groups)))]
         for position, offset in arrived:
             record = self.hit.record_at(position)
@@ -203,7 +203,7 @@ class LoadTarget:
                 yield piece
 
     def blocks(self, stop: int) -> list[int]:
-        """Blocks that are not filled if nothing from a position on comes."""
+        """The blocks that stay unfilled if nothing from this position on arrives."""
         found: list[int] = []
         for number, group in enumerate(self.shape.groups):
             wanted = self._wanted(number)
@@ -213,7 +213,7 @@ class LoadTarget:
         return found
 
     def _wanted(self, number: int) -> range:
-        """Blocks of a group, counted from the request's first."""
+        """The wanted blocks of a group, counted from the request's first."""
         group = self.shape.groups[number]
         needed = needed_blocks(group, self.hit.chunks)
         own, stop = self.computed // group.block_tokens, self.stop // group.block_tokens
@@ -221,7 +221,7 @@ class LoadTarget:
 
 
 class LoadProgress:
-    """Which records of a promise have arrived, of which the workers know, which are lost."""
+    """Which records of a promise have arrived, which the workers know, and which are lost."""
 
     __slots__ = (
         "arrived",
@@ -252,7 +252,7 @@ class LoadProgress:
         return self.told.issuperset(range(self.first, self.stop))
 
     def take(self, streamed: dict[int, int]) -> None:
-        """Take over what came after the promise: slots, and chunks that cannot be had."""
+        """Take over what came after the promise: slots, and chunks that failed."""
         for chunk, offset in streamed.items():
             if offset >= 0:
                 self.arrived[chunk] = offset
@@ -261,23 +261,23 @@ class LoadProgress:
         streamed.clear()
 
     def fail(self, chunk: int) -> None:
-        """A chunk, and so what follows it, cannot be had."""
+        """A chunk failed, and with it what follows it."""
         self.failed = True
         self.stop = min(self.stop, chunk)
 
     def fail_missing(self) -> None:
-        """Give up every chunk that has not arrived, and so what follows the first of them."""
+        """Give up every chunk that has not arrived, and what follows the first of them."""
         missing = set(range(self.first, self.stop)) - self.told - set(self.arrived)
         if missing:
             self.fail(min(missing))
 
     def fail_untold(self) -> None:
-        """Give up every chunk of which the workers do not know."""
+        """Give up every chunk that the workers were not told of."""
         self.arrived.clear()
         self.fail_missing()
 
     def take_pieces(self) -> tuple[list[Piece], list[int]]:
-        """What has arrived since the last call, and which records of the hit these are."""
+        """The pieces that have arrived since the last call, and the positions of their records."""
         arrived = sorted(self.arrived.items())
         pieces = [*self.target.pieces(each for each in arrived if each[0] < self.stop)]
         positions = [position for position, _ in arrived]
@@ -286,5 +286,5 @@ class LoadProgress:
         return pieces, positions
 
     def failed_blocks(self) -> list[int]:
-        """Blocks that will not be filled."""
+        """The blocks that will not be filled."""
         return self.target.blocks(self.stop) if self.failed else []

@@ -1,8 +1,9 @@
 """Whether a prompt that nobody knows was served before under another salt.
 
-Keys of different salts have nothing in common, so the pool cannot tell, and must not. This engine
-can, of the prompts that it has served itself: it keeps the last `_PROMPTS_MAX` first chunks, by a
-key without salt, each with the keys that it was stored under. No salt and no token is kept.
+Keys under different salts have nothing in common, so the pool cannot tell, and must not. The engine
+can, for prompts that it has served itself: it keeps the first chunks of the last `_PROMPTS_MAX`
+prompts, each by a key without salt with the keys that it was stored under. No salt and no token is
+kept.
 """
 
 from collections import OrderedDict
@@ -13,17 +14,17 @@ from forebay.engines.scheduling.request import TrackedRequest
 from forebay.identity.keys import KeyChain
 
 _PROMPTS_MAX: Final = 4096
-_SALTS_MAX: Final = 8  # of one prompt
+_SALTS_MAX: Final = 8  # salts remembered of one prompt
 
 
 class SaltMemory:
-    """First chunks that this engine has served. Owned by the scheduler's thread."""
+    """First chunks that this engine has served, under any salt. Owned by the scheduler's thread."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, dict[bytes, None]] = OrderedDict()
 
     def remember(self, tracked: TrackedRequest) -> None:
-        """A request is looked up."""
+        """Note a request that is looked up."""
         if not tracked.keys:
             return
         plain = _unsalted(tracked)
@@ -41,7 +42,7 @@ class SaltMemory:
 
 
 def _unsalted(tracked: TrackedRequest) -> bytes:
-    """The key of the first chunk as a request without a salt has it."""
+    """The key that the first chunk would have without a salt."""
     if not tracked.root.salt:
         return tracked.keys[0]
     size = tracked.shape.chunk_tokens

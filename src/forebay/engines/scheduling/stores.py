@@ -12,9 +12,9 @@ One chunk's store, which only `EngineStores` moves on:
        └──its blocks are free and a step passes, or the cache is reset──► DROPPED: a slot that
           comes goes back at once
 
-A record that was to be encoded and does not fit its slot gives that back and is offered again raw,
-if its blocks are still the request's. The more do not fit, one behind the other, the more of those
-that follow are offered raw at once: a model whose KV has no such exponents loses little by trying.
+A record that does not fit encoded gives its slot back and is offered again raw, if its blocks are
+still the request's. The more records in a row do not fit, the more of the following are offered raw
+at once: a model whose KV cannot be encoded loses little by trying.
 
 Blocks are never held back. A chunk whose request has ended, or was preempted, is whole until the
 forward of the very next step; if the pool has not answered by then, it is dropped and counted. So
@@ -42,8 +42,8 @@ from forebay.record.header import ROOT, joined_hash
 
 _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
-_AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
-_AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with each that is taken
+_AGAIN_S: Final = 0.02  # pause before a chunk that found no slot is offered again
+_AGAIN_CHUNKS: Final = 8  # then so many of its request, twice as many after each success
 
 
 # Namespace, group, the parent's key and those of the chunks.
@@ -56,8 +56,8 @@ LocalRecord: TypeAlias = tuple[TrackedRequest, tuple[int, int], Piece]
 class StoreState(Enum):
     """Where one chunk's store is, while it is neither committed nor aborted."""
 
-    OFFERED = auto()  # the pool was asked for a slot
-    HAS_SLOT = auto()  # it has lent one; the workers do not know of it yet
+    OFFERED = auto()  # the pool was asked for a slot, and has not answered
+    HAS_SLOT = auto()  # the pool has lent one; the workers were not told yet
     COPYING = auto()  # the workers have been told to copy into it
     DROPPED = auto()  # it cannot be copied any more
 
@@ -76,13 +76,13 @@ class _Offer:
     state: StoreState = OFFERED
     is_freed: bool = False  # its blocks are free: it is copied in the next step or never
     deadline: float = 0.0  # monotonic; of COPYING
-    generation: int = 0  # likewise: of the slab that its slot is in
-    digests: dict[int, bytes] = field(default_factory=dict)  # of shards; empty: not copied
+    generation: int = 0  # of COPYING: the slab that its slot is in
+    digests: dict[int, bytes] = field(default_factory=dict)  # by shard; b"": not copied
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One message's offers."""
+    """The offers of one message."""
 
     number: int
     offers: list[_Offer]
@@ -96,15 +96,15 @@ class EngineStores:
         self._pool = pool
         self._shape = shape
         self._counts = counts
-        self._batches: deque[_Batch] = deque()  # not answered yet: OFFERED or DROPPED
-        self._has_freed = False  # maybe: an offer is not answered whose blocks are free
-        self._numbers = 0  # of batches
+        self._batches: deque[_Batch] = deque()  # not answered yet: all OFFERED or DROPPED
+        self._has_freed = False  # an unanswered offer may have freed blocks
+        self._numbers = 0  # number of the last batch
         self._with_slot: list[_Offer] = []  # HAS_SLOT
         self._copying: dict[int, _Offer] = {}  # COPYING, by serial
-        self._serials = 0  # of stores
+        self._serials = 0  # serial of the last store
         self._backoff: dict[int, RawBackoff] = {}  # by group
-        self._stored_in: dict[str, int] = {}  # a request that lives → the step that last stored it
-        # Is told of chunks of group 0 that are committed; None: nobody wants to know.
+        self._stored_in: dict[str, int] = {}  # running request → last step that stored any of it
+        # Called with chunks of group 0 that are committed; None: nobody listens.
         self.when_committed: Callable[[list[tuple[TrackedRequest, int]]], None] | None = None
 
     @property
@@ -119,14 +119,14 @@ class EngineStores:
 
     @property
     def must_wait(self) -> bool:
-        """Whether an answer is wanted before this step, or its chunk is lost."""
+        """Whether an answer is needed before this step, because blocks of an offer were freed."""
         if self._has_freed:  # seldom; offers may be many
             offers = (offer for batch in self._batches for offer in batch.offers)
             self._has_freed = any(offer.is_freed and offer.state is OFFERED for offer in offers)
         return self._has_freed
 
     def completed(self, computed: Iterable[tuple[TrackedRequest, int]]) -> Iterator[TrackedRequest]:
-        """Requests with a new whole chunk, given those of a step and the tokens they have then."""
+        """Requests of a step that have a new whole chunk, given the tokens they have after it."""
         size, now = self._shape.chunk_tokens, time.monotonic()
         for tracked, tokens in computed:
             store = tracked.store
@@ -136,7 +136,7 @@ class EngineStores:
             if tokens // size <= so_far:
                 continue
             tracked.extend()
-            # Of tokens that are only drafted there are no keys: what is certain is stored.
+            # Drafted tokens have no keys: only what is certain is stored.
             whole = min(tokens // size, len(tracked.keys))
             if whole <= so_far:
                 continue
@@ -148,7 +148,7 @@ class EngineStores:
     def local_records(
         self, computed: Iterable[tuple[TrackedRequest, int, int]]
     ) -> Iterator[LocalRecord]:
-        """Local records that a step completes, given the tokens before it and after it."""
+        """Local records that a step completes, given the tokens before and after it."""
         if not self._shape.local:
             return
         for tracked, before, tokens in computed:
@@ -166,7 +166,7 @@ class EngineStores:
         completed: Iterable[TrackedRequest],
         local: Iterable[LocalRecord] = (),
     ) -> None:
-        """Ask slots for what this step computes, in one message."""
+        """Ask for slots, in one message, for all that this step computes."""
         runs: list[ChunkRun] = []
         offers: list[_Offer] = []
         for tracked in completed:
@@ -225,10 +225,10 @@ class EngineStores:
             elif answer == ReserveAnswer.NO and offer.chunk < store.stored and not is_local:
                 self._counts["stores.no"] += 1
                 store.is_wanted = False
-            # Else it continues a chunk that found no slot, and is offered again with it.
+            # Otherwise it continues a chunk that found no slot, and is offered again with that one.
 
     def next_stores(self, step: int) -> list[Store]:
-        """What the workers have to copy in this step; what can no longer be copied is dropped."""
+        """What workers have to copy in this step; drops what can no longer be copied."""
         for batch in self._batches if self.must_wait else ():
             for offer in batch.offers:
                 if offer.is_freed and offer.state is OFFERED:
@@ -248,13 +248,13 @@ class EngineStores:
         return stores
 
     def drop_freed(self) -> None:
-        """Stores could not be told to the workers: those whose blocks are free are over."""
+        """Stores could not be told to the workers: drop those whose blocks were freed."""
         self._drop(lambda offer: offer.is_freed)
 
     def drop_offers(self) -> None:
-        """Blocks may hold something else from now on: what workers were not told of is over.
+        """Blocks may change from now on: drop everything that workers were not told to copy.
 
-        A request that goes on offers it again when it is computed again.
+        A request that goes on offers these chunks again when it computes them again.
         """
         for offers in (self._with_slot, *(batch.offers for batch in self._batches)):
             for offer in offers:
@@ -263,25 +263,25 @@ class EngineStores:
         self._drop(lambda _: True)
 
     def drop_all(self) -> None:
-        """A step could not be built: whose block is whose is not known any more."""
+        """A step could not be built, so nobody knows which block is whose: drop everything."""
         self._drop(lambda _: True)
         self._stored_in.clear()  # that step's forward waits for everything
 
     def take_last_step(self, request_id: str) -> int:
-        """A request's blocks are free; up to which step they are stored, 0 if they are not."""
+        """A request's blocks were freed: the last step that stored any of them, or 0."""
         return self._stored_in.pop(request_id, 0)
 
     def blocks_freed(self, request_id: str) -> None:
-        """A request's blocks are free: what is not copied in the next step cannot be copied."""
+        """A request's blocks were freed: what the next step does not copy is lost."""
         for offers in (self._with_slot, *(batch.offers for batch in self._batches)):
             for offer in offers:
                 if offer.tracked.request.request_id == request_id:
                     offer.is_freed = self._has_freed = True
 
     def copied(self, stored: Mapping[int, Mapping[int, bytes]]) -> None:
-        """Workers are done with these stores, each with its shard, and say what it has become.
+        """Workers are done with these stores: each has its shard and the digest of what it stored.
 
-        A slot in which one shard is missing goes back, but not before all workers are done with it.
+        A slot that lacks a shard is given back, but not before all workers are done with it.
         """
         filled: dict[int, bytes] = {}  # offset → digest
         unfilled: list[int] = []
@@ -312,16 +312,16 @@ class EngineStores:
         self._pool.abort(generation, unfilled)
 
     def session_changed(self) -> None:
-        """The pool is another one, or none: only what the workers copy goes on."""
+        """A pool was joined or lost: only what the workers are copying goes on."""
         self._batches.clear()
         self._with_slot.clear()
 
     def _awaits(self, tracked: TrackedRequest) -> bool:
-        """Whether an offer of this request's chunks has not been answered."""
+        """Whether an offer of this request's chunks is unanswered."""
         return any(tracked is offer.tracked for batch in self._batches for offer in batch.offers)
 
     def _digest_of(self, offer: _Offer) -> bytes:
-        """Of a record all of whose shards are told; empty: one is missing, or does not fit."""
+        """The digest of a record once all shards are stored; b"" if one is missing or unfit."""
         hashes = [offer.digests[shard] for shard in sorted(offer.digests)]
         if not all(hashes):
             return b""
@@ -335,13 +335,13 @@ class EngineStores:
     def _run(
         self, names: _Names, group: int, blocks: int, salt: bytes, is_encoded: bool
     ) -> ChunkRun:
-        """Successive records of one length."""
+        """Consecutive records of one length, as a message has them."""
         shape = self._shape.groups[group]
         length = shape.record_bytes(blocks, is_raw=not is_encoded)
         return ChunkRun(*names, length, self._shape.shards, salt)
 
     def _is_encoded(self, group: int, is_raw: bool) -> bool:
-        """Whether a group's next record is to be encoded; `is_raw`: it was tried."""
+        """Whether a group's next record is to be encoded; `is_raw`: it was tried before."""
         shape = self._shape.groups[group]
         return shape.is_encoded and not is_raw and not self._backoff_of(group).is_raw()
 
@@ -349,7 +349,7 @@ class EngineStores:
         return self._backoff.setdefault(group, RawBackoff())
 
     def _offer_raw(self, offer: _Offer) -> None:
-        """It does not fit: offered again as it is, with what follows it, if the request runs."""
+        """It does not fit encoded: offer it raw, with what follows, if the request still runs."""
         self._counts["stores.unfit"] += 1
         store = offer.tracked.store
         if offer.piece.group == 0:
@@ -359,7 +359,7 @@ class EngineStores:
             store.local_offered = local
 
     def _offer_later(self, offer: _Offer) -> None:
-        """No slot just now: offered again after a while, if the request still runs."""
+        """There is no slot now: offer it again after a while, if the request still runs."""
         self._counts["stores.later"] += 1
         store = offer.tracked.store
         if not offer.is_freed:
@@ -368,7 +368,7 @@ class EngineStores:
             store.offer_chunks = _AGAIN_CHUNKS
 
     def _drop(self, is_over: Callable[[_Offer], bool]) -> None:
-        """Nothing of this is copied any more; what is being copied goes on."""
+        """Drop the offers that match; what workers are copying goes on."""
         for batch in self._batches:
             for offer in batch.offers:
                 if is_over(offer):
@@ -378,7 +378,7 @@ class EngineStores:
         self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
 
     def _give_up(self, now: float) -> None:
-        """Give back slots of copies that not all workers have reported in time.
+        """Give back the slots of copies that some worker has not reported in time.
 
         By then no copy can still be running.
         """

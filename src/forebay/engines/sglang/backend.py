@@ -1,8 +1,8 @@
-"""The storage backend that SGLang makes in the process of each rank, and calls from its threads.
+"""The storage backend that SGLang creates in the process of each rank.
 
-Promised: after it is registered no call raises, none takes longer than its deadline, and what it
-says is loaded is exactly what was stored. It may refuse to begin, with one sentence, where its
-settings are wrong, or where `strict` or `no_pool=fail` want that.
+Promised: once registered, no call raises, none takes longer than its deadline, and what is reported
+as loaded is exactly what was stored. SGLang calls it from several threads. It may refuse to start,
+with one sentence, if its settings are wrong, or if `strict` or `no_pool=fail` demand it.
 """
 
 import logging
@@ -24,7 +24,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ForebayStorage(HiCacheStorage):
-    """SGLang's third level of HiCache on the pool. Each method may be called on any thread."""
+    """The pool as SGLang's third level of HiCache. Any thread may call any method."""
 
     def __init__(self, storage_config: Any, more: Any = None) -> None:
         """StartupError, in one sentence, where the settings are wrong."""
@@ -37,14 +37,14 @@ class ForebayStorage(HiCacheStorage):
         self._boundary = Boundary(self._rank.failed)
         options.require_prefixes(are_passed=self._boundary.call(_unknown, engine.passes_prefixes))
         self._config = storage_config
-        # Before the weights' files are looked at: a change from now on is noticed.
+        # Before the weights' files are read, so that any later change is noticed.
         self._is_watched = weight_updates.watch(engine.updater())
         self._pool: Any = None
 
     # While SGLang starts.
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """The host memory is there: only now it is known what a page is."""
+        """SGLang has allocated its host memory, which tells what a page is: begin to share."""
         super().register_mem_pool_host(mem_pool_host)
         self._pool = mem_pool_host
         begin = self._boundary.call(_unknown, partial(self._read, mem_pool_host))
@@ -56,33 +56,33 @@ class ForebayStorage(HiCacheStorage):
             self._boundary.call(self._give_up, begin)
 
     def _read(self, pool: Any) -> Callable[[], None]:
-        """What SGLang says of itself, as a call that begins to share by it."""
+        """Read what SGLang tells of itself; returns a call that begins to share by it."""
         facts = engine.facts_of(self._config, is_watched=self._is_watched)
         shape, memory = engine.page_shape(pool), engine.told_by(pool)
         have_changed = partial(weight_updates.have_changed, engine.updater())
         return partial(self._rank.begin, facts, shape, memory, have_changed)
 
     def _give_up(self) -> None:
-        """What was begun has failed, as the boundary has logged: serve as without Forebay."""
+        """Starting has failed, and the boundary has logged it: serve as without Forebay."""
         self._rank.decline(Obstacle(SharingState.NO_POOL, "it could not begin", "failed"))
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Another pool of host memory beside that of full attention: such models are declined."""
+        """There is another host pool beside that of full attention: decline such models."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if not engine.is_main_pool(host_pool_name) and self._rank.obstacle is None:
             self._rank.decline(Obstacle(SharingState.DECLINED, _SEVERAL_POOLS, "several pools"))
 
-    # While it serves.
+    # Called while SGLang serves.
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of these pages, from the first, are in the pool."""
+        """How many of these pages, counted from the first, are in the pool."""
         return self._bounded(lambda: 0, lambda: self._rank.exists(keys, _prefix(extra_info)))
 
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        """Bring these pages into host memory; those from the first on that are True are there."""
-        del extra_info  # a page's name says what it comes behind
+        """Load these pages into host memory; True for each page, from the first, that is there."""
+        del extra_info  # a page's name covers everything before it
 
         def get() -> list[bool]:
             return self._rank.load(keys, *self._pool.get_page_buffer_meta(host_indices))
@@ -105,45 +105,45 @@ class ForebayStorage(HiCacheStorage):
         return self.batch_exists([key]) == 1
 
     def close(self) -> None:
-        """SGLang's threads have ended."""
+        """Leave the pool; SGLang's threads have ended."""
         self._bounded(lambda: None, self._rank.close)
 
     def clear(self) -> None:
-        """Pages are shared with other engines: an operator clears them."""
+        """Do nothing: other engines share these pages, so an operator clears them."""
         _log.warning("nothing is cleared: pages are shared; see `forebay clear`.")
 
-    # What SGLang calls for models that are declined, and without `interface_v1`.
+    # Called for models that are declined, or without `interface_v1`.
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
     ) -> PoolTransferResult:
-        """Nothing is found of models with several kinds of KV."""
+        """Find nothing: models with several kinds of KV are declined."""
         del keys, pool_transfers, extra_info
         return PoolTransferResult.empty()
 
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
-        """Likewise, nothing is loaded."""
+        """Load nothing, for the same reason."""
         del extra_info
         return {each.name: [False] * len(each.keys or ()) for each in transfers}
 
     def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
-        """Likewise, nothing is stored."""
+        """Store nothing, for the same reason."""
         return self.batch_get_v2(transfers, extra_info)
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
-        """Nothing: pages go by their addresses."""
+        """Load nothing: pages are loaded by their addresses (`batch_get_v1`)."""
 
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[None]:
-        """Nothing, likewise."""
+        """Load nothing, for the same reason."""
         del target_locations, target_sizes
         return [None] * len(keys)
 
     def set(
         self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
-        """Nothing is stored, likewise."""
+        """Store nothing, for the same reason."""
         del key, value, target_location, target_sizes
         return False
 
@@ -154,7 +154,7 @@ class ForebayStorage(HiCacheStorage):
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Nothing is stored, likewise."""
+        """Store nothing, for the same reason."""
         del keys, values, target_locations, target_sizes
         return False
 

@@ -1,7 +1,7 @@
-"""What SGLang says of itself, read from its own objects: the only place that knows their names.
+"""Facts about SGLang, read from its own objects: the only module that knows their names.
 
-Read in SGLang 0.5.23. What another release does not have under these names raises here, and the
-engine is then served as without Forebay.
+Written for SGLang 0.5.23. A release that lacks one of these names raises here, and the engine is
+then served as without Forebay.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _RANKS: Final = (
     *("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size"),
     *("dcp_rank", "dcp_size"),
 )
-# What a host pool says of its shape, where it has it.
+# Attributes in which a host pool tells its shape, if it has them.
 _POOL_FIELDS: Final = (
     *("layout", "page_size", "dtype", "layer_num", "target_layer_num", "start_layer", "end_layer"),
     *("head_num", "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim"),
@@ -32,12 +32,12 @@ _POOL_FIELDS: Final = (
 
 
 def updater() -> type:
-    """The class by which weights are changed in memory."""
+    """The class whose methods change weights in memory."""
     return WeightUpdater
 
 
 def passes_prefixes() -> bool | None:
-    """Whether SGLang was told to name the pages before a page; None: it was attached later."""
+    """Whether SGLang names the pages before a page; None if the backend was attached later."""
     memory = runtime_context.get_memory()
     if memory.hicache_storage_backend != BACKEND:
         return None
@@ -46,12 +46,12 @@ def passes_prefixes() -> bool | None:
 
 
 def is_from_start() -> bool:
-    """Whether a backend that is made now is there before the engine serves."""
+    """Whether a backend that is created now exists before the engine serves."""
     return bool(runtime_context.get_memory().hicache_storage_backend == BACKEND)
 
 
 def facts_of(storage: Any, *, is_watched: bool) -> EngineFacts:
-    """What shapes this rank's KV; `storage` is SGLang's `HiCacheStorageConfig`."""
+    """Everything that shapes this rank's KV; `storage` is SGLang's `HiCacheStorageConfig`."""
     model = runtime_context.process_model_config()
     shared = bool(storage.is_mla_model)
     return EngineFacts(
@@ -69,25 +69,25 @@ def facts_of(storage: Any, *, is_watched: bool) -> EngineFacts:
 
 
 def _arguments() -> Mapping[str, Any]:
-    """All of SGLang's arguments, as far as it has resolved them."""
+    """All of SGLang's arguments, as resolved so far."""
     raw = runtime_context.get_server_args()
     resolved = resolved_view(raw)
     return {name: getattr(resolved, name) for name in type(raw).__struct_fields__}
 
 
 def is_main_pool(name: object) -> bool:
-    """Whether this is the pool of the KV of full attention, which has no others beside it here."""
+    """Whether this pool holds the KV of full attention, and has no others beside it."""
     return str(getattr(name, "value", name)) == _KV_POOL
 
 
 def page_shape(pool: Any) -> PageShape:
-    """What a page of a host pool consists of; raises where the pool has no such pages."""
+    """What a page of a host pool consists of; raises if the pool has no such pages."""
     tokens = int(pool.page_size)
     _, sizes = pool.get_page_buffer_meta(torch.arange(tokens))
     return PageShape(tokens, tuple(map(int, sizes)))
 
 
 def told_by(pool: Any) -> dict[str, str]:
-    """What a host pool says of its shape."""
+    """A host pool's own description of its shape."""
     told = {name: str(getattr(pool, name, None)) for name in _POOL_FIELDS}
     return {"class": type(pool).__name__, **told}

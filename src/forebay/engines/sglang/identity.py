@@ -1,9 +1,9 @@
-"""Who may share KV with whom: a namespace over everything in SGLang that shapes the bytes.
+"""The namespace of an SGLang engine: everything in SGLang that shapes KV bytes.
 
-SGLang names a page by its tokens, its `cache_salt` and its `extra_key` alone. What else shapes its
-bytes is here: the weights, the model's configuration, how it is computed, the host memory's layout,
-and which rank's part it is. What cannot be keyed yet is declined, with one sentence. Nothing here
-imports SGLang: `engine.py` reads from it what is judged here.
+SGLang names a page by its tokens, its `cache_salt` and its `extra_key` alone. The namespace covers
+what else shapes its bytes: the weights, the model's configuration, how KV is computed, the layout
+of host memory, and which rank's part it is. What cannot be keyed yet is declined, with one
+sentence. Nothing here imports SGLang; `engine.py` reads the facts that are judged here.
 """
 
 import json
@@ -18,8 +18,8 @@ from forebay.engines.weights import local_weights
 
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
-# SGLang's arguments that say how KV is computed or laid out, by their names. Too many cost a hit
-# between engines that were started unlike; too few would cost promise 6. Read in 0.5.23.
+# Names of SGLang's arguments that tell how KV is computed or laid out. One too many costs hits
+# between engines started differently; one too few breaks promise 6. Read in 0.5.23.
 _SHAPING: Final = re.compile(
     r"dtype|quant|attention|attn|dsa|dsv4|gemm|gem_|layout|precision|precise|fus|moe|expert|tf32"
     r"|fp32|fp4|fp8|model_impl|model_config_parser|override|decrypted|context_length|deterministic"
@@ -36,11 +36,11 @@ _NAME_THEM: Final = "set weights_id to a name that no other weights have"
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is known of one rank of an engine before it serves."""
+    """What is known about one rank of an engine before it serves."""
 
     version: str
-    arguments: Mapping[str, Any]  # SGLang's, as it has resolved them
-    config: Mapping[str, Any]  # the model's
+    arguments: Mapping[str, Any]  # SGLang's arguments, as resolved
+    config: Mapping[str, Any]  # the model's configuration
     dtype: str
     is_multimodal: bool = False
     is_generating: bool = True  # as opposed to pooling, and to encoder-decoder models
@@ -51,7 +51,7 @@ class EngineFacts:
 
 
 def declined(facts: EngineFacts) -> Obstacle | None:
-    """Why this engine's KV cannot be shared yet; None if it can."""
+    """Why this engine's KV cannot be shared, or None if it can."""
     said = facts.arguments.get
     algorithm = str(said("speculative_algorithm") or "none").lower()
     reasons = {
@@ -73,7 +73,7 @@ def declined(facts: EngineFacts) -> Obstacle | None:
 
 
 def weights_directory(facts: EngineFacts) -> str | Obstacle:
-    """Where the weights that this engine has loaded lie as files that can be read now."""
+    """The directory of the weights that this engine has loaded, as files that can be read now."""
     said = facts.arguments.get
     load_format = str(getattr(said("load_format"), "value", said("load_format"))).lower()
     if not facts.is_from_start:
@@ -90,9 +90,9 @@ def weights_directory(facts: EngineFacts) -> str | Obstacle:
 def fields_of(
     facts: EngineFacts, shape: PageShape, memory: Mapping[str, str]
 ) -> dict[str, str | int]:
-    """Everything that shapes KV bytes, but for the weights and the tokens.
+    """Everything that shapes KV bytes, except the weights and the tokens.
 
-    `memory` is what the host memory says of itself.
+    `memory` is the host memory's description of itself.
     """
     shaping = {name: facts.arguments[name] for name in facts.arguments if _SHAPING.search(name)}
     loaded = {name: each for name, each in facts.config.items() if name not in _ORIGIN}

@@ -1,10 +1,10 @@
-"""Pages of SGLang's host memory as buffers by their addresses, and records copied into them.
+"""Pages of SGLang's host memory as buffers, and records copied into them.
 
-A page is copied once: from these buffers into the pool's memory, or from there into these buffers.
-SGLang gives the addresses of a page's pieces, such as its K and its V, and how long they are. A
-record is a page's pieces one behind the other. Assumed: the addresses stay valid, and nobody else
-writes there, until the call that brought them returns. Every page must have the pieces that were
-declared when the host memory was registered: else nothing of the call is touched.
+A page is copied once: from these buffers into the pool's memory, or back. SGLang gives the
+addresses and lengths of a page's pieces, such as its K and its V; a record is these pieces one
+after the other. Assumed: until the call that brought them returns, the addresses stay valid and
+nobody else writes there. Every page must have the pieces that were declared when the host memory
+was registered; if one does not, nothing of the call is copied.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ class PageShape:
     """What every page of an engine consists of."""
 
     tokens: int
-    pieces: tuple[int, ...]  # bytes of each, in the order of a record
+    pieces: tuple[int, ...]  # size of each piece, in the order of a record
 
     @property
     def record_bytes(self) -> int:
-        """A page as it is stored."""
+        """The size of a page as it is stored."""
         return sum(self.pieces)
 
     def buffers(
@@ -37,7 +37,7 @@ class PageShape:
 
 
 def copy_record(record: memoryview, pieces: Sequence[memoryview]) -> bool:
-    """Put a record where a page's pieces are; False, and nothing is touched, if it does not fit."""
+    """Copy a record into a page's pieces; False, without touching them, if it does not fit."""
     if len(record) != sum(map(len, pieces)):  # verify: a record's length
         return False
     at = 0

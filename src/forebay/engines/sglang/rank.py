@@ -1,9 +1,9 @@
-"""One rank of an engine: judged, joined to a pool, identified, and then its pages by their names.
+"""One rank of an SGLang engine: judged, joined to a pool, identified, then serving its pages.
 
-Promised: `begin` raises only where the engine is to end (`strict`, `no_pool=fail`), with one
-sentence; without that, an obstacle means that nothing is shared and the log says why, once. Nothing
-is shared before the weights are identified, nor after they were changed in memory. No other call
-raises but for bugs.
+Promised: `begin` raises only if the engine is to end (`strict`, `no_pool=fail`), with one sentence;
+otherwise an obstacle means that nothing is shared, and the log says why, once. Nothing is shared
+before the weights are identified, nor after they were changed in memory. No other call raises,
+except for bugs.
 """
 
 import logging
@@ -39,14 +39,14 @@ _log: Final = logging.getLogger("forebay")
 
 
 def _near_gpus(settings: Settings, arguments: Mapping[str, object]) -> Settings:
-    """With the GPUs of all ranks of this host."""
+    """The settings with the GPUs of all ranks of this host in `numa`."""
     ranks, first = (arguments.get(name) for name in ("tp_size", "base_gpu_id"))
     count = ranks if isinstance(ranks, int) else 1
     return near_gpus(settings, count, first if isinstance(first, int) else 0)
 
 
 class EngineRank:
-    """What SGLang's threads call once it has begun."""
+    """What SGLang's threads call after `begin`."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.obstacle: Obstacle | None = None
@@ -65,7 +65,7 @@ class EngineRank:
         memory: Mapping[str, str],
         have_changed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Judge, and join a pool; `have_changed` says if weights are not as they were loaded."""
+        """Judge the engine and join a pool; `have_changed` tells if weights changed in memory."""
         self._shape, self._have_changed = shape, have_changed
         self._model = str(facts.arguments.get("model_path"))
         for name in options.without_effect(self._settings):
@@ -96,7 +96,7 @@ class EngineRank:
         _log.warning(DISABLED, obstacle.sentence)
 
     def exists(self, keys: Sequence[str], prefix: Sequence[str] | None) -> int:
-        """How many of these pages, from the first, are in the pool."""
+        """How many of these pages, counted from the first, are in the pool."""
         names, before = _names(keys), _names(prefix or ())
         if self.store is None or names is None or before is None:
             return 0
@@ -105,7 +105,7 @@ class EngineRank:
     def load(
         self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]
     ) -> list[bool]:
-        """Have these pages where SGLang wants them: those from the first on that are True are."""
+        """Load these pages into SGLang's buffers; True for each page, from the first, that came."""
         names, buffers = _names(keys), self._shape.buffers(addresses, sizes, len(keys))
         done = 0
         if self.store is not None and names is not None and buffers is not None:
@@ -119,7 +119,7 @@ class EngineRank:
         addresses: Sequence[int],
         sizes: Sequence[int],
     ) -> list[bool]:
-        """Store these pages; all True if the pool has them from now on, else all False."""
+        """Store these pages; all True if the pool now has them, otherwise all False."""
         names, before = _names(keys), _names(prefix or ())
         buffers = self._shape.buffers(addresses, sizes, len(keys))
         if self.store is None or names is None or before is None or buffers is None:
@@ -127,12 +127,12 @@ class EngineRank:
         return [self.store.store(names, buffers, before)] * len(keys)
 
     def failed(self) -> None:
-        """A call behind the boundary has failed."""
+        """A call behind the boundary has failed: count it."""
         if self.store is not None:
             self.store.failed()
 
     def close(self) -> None:
-        """Leave the pool; no thread calls any more."""
+        """Leave the pool; called once no thread uses it any more."""
         store, self.store = self.store, None
         if self._weights is not None:
             self._weights.close()
@@ -142,7 +142,7 @@ class EngineRank:
             _log.info("Forebay leaves: %s", dict(sorted(store.counts.items())))
 
     def _namespace(self) -> bytes | None:
-        """The namespace, from the moment on that it is known; called by one thread at a time."""
+        """The namespace once it is known; called by one thread at a time."""
         if self.obstacle is not None or self._space is None:
             return None
         if self._have_changed() and not self._settings.keep_on_reset:  # verify: weights in memory

@@ -1,9 +1,9 @@
-"""Pages of one rank in the pool: whether they are there, loaded, stored; each within a deadline.
+"""Pages of one rank in the pool: looked up, loaded and stored, each within a deadline.
 
-SGLang calls from three threads, one for each of these. So there are three clients of the pool, of
-which no two are ever used by one call, and whoever finds one in use waits no longer than for the
-pool. Whatever goes wrong is fewer pages; nothing is raised but for bugs, which the boundary turns
-into the same. Until there is a namespace, the pool is not asked at all.
+SGLang calls from three threads, one for each of these. So there are three clients of the pool; a
+call uses one of them, and if another call is using it, waits no longer than for the pool. Whatever
+goes wrong means fewer pages; nothing is raised except for bugs, which the boundary turns into fewer
+pages, too. Until there is a namespace, the pool is not asked at all.
 """
 
 import threading
@@ -19,15 +19,15 @@ from forebay.settings import Settings
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import Miss, MissReason
 
-_STORE_S: Final = 2.0  # for one call, whatever it stores
-# What says something of the pool, and not only of what was asked for.
+_STORE_S: Final = 2.0  # deadline of one call, however much it stores
+# Reasons that say something about the pool, and not just about what was asked for.
 _FAILURES: Final = frozenset({MissReason.DEADLINE, MissReason.WRONG_RECORD})
 _Answer = TypeVar("_Answer")
-PageBuffers = Sequence[Sequence[memoryview]]  # of each page, its pieces
+PageBuffers = Sequence[Sequence[memoryview]]  # by page, its pieces
 
 
 class _Seat:
-    """One client, and who is using it."""
+    """One client, used by one call at a time."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self.client = client
@@ -36,7 +36,7 @@ class _Seat:
 
 
 class PageStore:
-    """One rank's way to the pool. Any thread may call any method; close it when none does."""
+    """One rank's access to the pool. Any thread may call any method; close it when none does."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class PageStore:
         namespace: Callable[[], bytes | None],
         clock: Clock | None = None,
     ) -> None:
-        """`namespace` is asked in every call, one at a time; None: it is not known."""
+        """`namespace` is called in each of our calls, one at a time; None: it is not known yet."""
         self.counts: Counter[str] = Counter()
         self._clock = clock or Clock()
         self._realm = settings.realm
@@ -61,7 +61,7 @@ class PageStore:
         self._lookups, self._loads, self._stores = seat(lookup_s), seat(load_s), seat(_STORE_S)
 
     def exists(self, pages: Sequence[bytes], prefix: Sequence[bytes] = ()) -> int:
-        """How many of these pages, from the first, the pool knows behind that prefix."""
+        """How many of these pages, counted from the first, the pool has after that prefix."""
 
         def look_up(client: Client, namespace: bytes, until: float) -> int:
             chain = self._chain(namespace, [*prefix, *pages])
@@ -74,9 +74,9 @@ class PageStore:
         return found
 
     def load(self, pages: Sequence[bytes], buffers: PageBuffers) -> int:
-        """How many of these pages, from the first, now lie in these buffers, verified.
+        """How many of these pages, counted from the first, were loaded and verified.
 
-        Behind them, buffers may hold anything.
+        Buffers of the other pages may hold anything.
         """
         assert len(pages) == len(buffers)
 
@@ -100,7 +100,7 @@ class PageStore:
     def store(
         self, pages: Sequence[bytes], buffers: PageBuffers, prefix: Sequence[bytes] = ()
     ) -> bool:
-        """Whether the pool has all of these pages from now on, behind that prefix."""
+        """Whether the pool now has all of these pages, after that prefix."""
         assert len(pages) == len(buffers)
         parent = prefix[-1:]
 
@@ -118,7 +118,7 @@ class PageStore:
         return self._ask(self._stores, False, store)
 
     def failed(self) -> None:
-        """A call behind the boundary has failed: that counts against the pool's budget too."""
+        """A call behind the boundary has failed: count it against the pool's error budget."""
         with self._lock:
             self._budget.failed(self._clock.monotonic())
 
@@ -133,7 +133,7 @@ class PageStore:
     def _ask(
         self, seat: _Seat, nothing: _Answer, work: Callable[[Client, bytes, float], _Answer]
     ) -> _Answer:
-        """The work's answer by the deadline; nothing while the pool may not be asked."""
+        """The work's answer if it came in time; `nothing` while the pool may not be asked."""
         now = self._clock.monotonic()
         until = now + seat.timeout_s
         with self._lock:
@@ -148,14 +148,14 @@ class PageStore:
             seat.turn.release()
 
     def _copy(self, loaded: Loaded, buffers: PageBuffers, until: float) -> int:
-        """How many of the records that came were copied: until one is no page of ours, or late."""
+        """Copy loaded records until one does not fit or the time is over; how many were copied."""
         for number, (record, pieces) in enumerate(zip(loaded.chunks, buffers, strict=False)):
             if self._clock.monotonic() > until or not copy_record(record, pieces):
                 return number
         return min(len(loaded.chunks), len(buffers))
 
     def _judge(self, answer: object, until: float) -> None:
-        """What an answer says of the pool: one that took all the time is a failure, too."""
+        """Count an answer as success or failure of the pool; one that used up its time failed."""
         now = self._clock.monotonic()
         with self._lock:
             if not isinstance(answer, Miss):

@@ -1,9 +1,9 @@
-"""Notices that SGLang changes weights in memory, of which no backend is told.
+"""Notices that SGLang changes weights in memory, which it does not tell a backend.
 
-After such a change the hash of the weights' files says nothing of the KV. SGLang's model runner
-changes weights by the methods of one class. From the first call of `watch` on, these also note
-that they were called: in the class itself, so that a backend that is attached later knows it too.
-Otherwise they do what they did, and return what they returned.
+After such a change the hash of the weights' files says nothing about the KV. SGLang's model runner
+changes weights through the methods of one class. From the first call of `watch` on, these methods
+also note that they were called: in the class itself, so that a backend that is attached later knows
+it too. Otherwise they do and return what they did before.
 """
 
 import functools
@@ -20,7 +20,7 @@ _MARK: Final = "forebay_has_changed_weights"
 
 
 def watch(updater: type | None) -> bool:
-    """Whether changes by this class will be noticed from now on; not if it lacks what is known."""
+    """Note changes by this class from now on; False if it lacks a method that is expected."""
     if updater is None or not all(callable(getattr(updater, name, None)) for name in _UPDATES):
         return False
     if not hasattr(updater, _MARK):
@@ -31,14 +31,14 @@ def watch(updater: type | None) -> bool:
 
 
 def have_changed(updater: type) -> bool:
-    """Whether weights were changed, or began to be, since they were first watched."""
+    """Whether weights were changed, or a change was begun, since `watch` was first called."""
     return bool(getattr(updater, _MARK, False))
 
 
 def _noting(updater: type, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noted(self: Any, *arguments: Any, **named: Any) -> Any:
-        setattr(updater, _MARK, True)  # before: a page may be computed as soon as it is done
+        setattr(updater, _MARK, True)  # set first: a page may be computed as soon as it is done
         return method(self, *arguments, **named)
 
     return noted

@@ -1,1 +1,1 @@
-"""The pool's slab in a worker: how it is seen there, and had before the first request."""
+"""The pool's slab in a worker: mapped before the first request, and as one worker sees it."""

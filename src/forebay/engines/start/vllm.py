@@ -24,17 +24,17 @@ MODULE: Final = "vllm.entrypoints.openai.api_server"
 TRANSFER_FLAG: Final = "--kv-transfer-config"
 _CONNECTOR: Final = {
     "kv_connector": "ForebayConnector",
-    # vLLM knows the name by our plugin, unless VLLM_PLUGINS leaves that out.
+    # vLLM knows the name from our plugin, unless VLLM_PLUGINS excludes that.
     "kv_connector_module_path": "forebay.engines.vllm.connector",
     "kv_role": "kv_both",
 }
 _ALWAYS_LOAD: Final = "always_load"
-# A command line is visible to every user of the machine; this goes by a variable.
+# A command line is visible to every user of the machine, so these go by variables.
 _SECRETS: Final = ("realm",)
 
 
 def require() -> None:
-    """A StartupError if this environment has no vLLM."""
+    """A StartupError if vLLM is not installed in this environment."""
     if importlib.util.find_spec("vllm") is None:
         raise StartupError(
             "vLLM is not installed beside this Forebay: install Forebay into the environment that"
@@ -44,7 +44,7 @@ def require() -> None:
 
 
 def transfer_config(settings: Settings, socket_path: str) -> dict[str, object]:
-    """What `--kv-transfer-config` says for these settings and the pool at that socket."""
+    """The value of `--kv-transfer-config` for these settings and the pool at that socket."""
     extra: dict[str, object] = {
         name: value
         for name, value in asdict(settings).items()
@@ -61,7 +61,7 @@ def transfer_config(settings: Settings, socket_path: str) -> dict[str, object]:
 
 
 def settings_of(transfer: Any) -> Settings:
-    """What vLLM's `KVTransferConfig` says to us, before our variables."""
+    """Our settings in vLLM's `KVTransferConfig`; they override our environment variables."""
     extra = dict(transfer.kv_connector_extra_config)
     extra.pop(_ALWAYS_LOAD, None)
     spelled = SettingsSource(extra, lambda name: f'kv_connector_extra_config["{name}"]')
@@ -69,18 +69,18 @@ def settings_of(transfer: Any) -> Settings:
 
 
 def always_loads(transfer: Any) -> bool:
-    """Not a setting: measurements of the drives use it, nobody else should."""
+    """A switch for measurements of drives; it is no setting, and nobody else should use it."""
     return bool(transfer.kv_connector_extra_config.get(_ALWAYS_LOAD))
 
 
 def command(arguments: Sequence[str], transfer: Mapping[str, object] | None) -> list[str]:
-    """The server's command line: ours, then what was passed on; without `transfer`, plain vLLM."""
+    """The server's command line: ours, then the user's words; without `transfer`, plain vLLM."""
     ours = [] if transfer is None else [TRANSFER_FLAG, json.dumps(transfer)]
     return [sys.executable, "-P", "-m", MODULE, *ours, *arguments]
 
 
 def environment(settings: Settings, base: Mapping[str, str], *, offline: bool) -> dict[str, str]:
-    """The server's variables: nothing is reported to anyone, and our settings are said once."""
+    """The server's variables: no telemetry, and of our settings only the secret ones."""
     variables = {
         name: value for name, value in base.items() if not name.startswith(VARIABLE_PREFIX)
     }

@@ -1,8 +1,8 @@
 """What vLLM's flags say about sharing, read without vLLM.
 
-Only flags that decide whether, and with whom, KV is shared are looked at; all others are passed
-over. vLLM itself judges them when it starts: a flag that it would refuse is no error here. A
-SettingsError names a flag whose value has to be JSON or a number and is not.
+Only flags that decide whether, and with whom, KV is shared are read; all others are skipped. vLLM
+judges them itself when it starts: a flag that it would refuse is no error here. A SettingsError
+names a flag whose value has to be JSON or a number and is not.
 """
 
 import json
@@ -28,7 +28,7 @@ _JSON: Final = ("--speculative-config", "--kv-transfer-config")
 
 @dataclass(frozen=True, slots=True)
 class VllmFlags:
-    """A vLLM command line, as far as it bears on sharing; what it does not say is None or empty."""
+    """A vLLM command line as far as it concerns sharing; what is absent is None or empty."""
 
     model: str = ""
     config_file: str = ""  # vLLM's own --config; it is not read
@@ -38,18 +38,18 @@ class VllmFlags:
     pipeline_parallel: int = 1
     decode_context_parallel: int = 1
     prefill_context_parallel: int = 1
-    speculation: str | None = None  # its method; empty: it speculates, by vLLM's choice of method
+    speculation: str | None = None  # its method; "": vLLM chooses the method
     run_time_scales: bool = False
     is_pooling: bool = False
     kv_dtype: str = "auto"
     block_tokens: int = 16
     gpu_blocks: int | None = None
-    kv_cache_bytes: int | None = None  # a GPU
+    kv_cache_bytes: int | None = None  # per GPU
     context_tokens: int | None = None
     media_cache_gb: float | None = None
     media_cache_type: str = ""
-    connector: str | None = None  # the KV connector that is named; None: none is
-    settings: Mapping[str, Any] | None = None  # what our connector is told
+    connector: str | None = None  # the KV connector that is named, if any
+    settings: Mapping[str, Any] | None = None  # the settings of our connector
 
 
 def read_flags(words: Sequence[str]) -> VllmFlags:
@@ -83,7 +83,7 @@ def read_flags(words: Sequence[str]) -> VllmFlags:
 
 
 def _collect(words: Sequence[str]) -> dict[str, str]:
-    """Every flag with its value, underscores as dashes; the last of a flag holds, as for vLLM."""
+    """Every flag with its value, underscores as dashes; the last occurrence counts, as in vLLM."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0] in _COMMANDS:
@@ -100,13 +100,13 @@ def _collect(words: Sequence[str]) -> dict[str, str]:
         if not equals and not takes_none and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
         flag = "--model" if flag == "--model-tag" else flag
-        found.pop(flag, None)  # what is said again counts as said last
+        found.pop(flag, None)  # a repeated flag counts at its last place
         found[flag] = value
     return found
 
 
 def _switch(said: Mapping[str, str], name: str) -> bool | None:
-    """Whether a switch is on; the flag and its opposite are told apart by which came last."""
+    """Whether a switch is on: of the flag and its opposite the last one counts."""
     last = [flag for flag in said if flag in {f"--{name}", f"--no-{name}"}][-1:]
     if not last:
         return None
@@ -114,7 +114,7 @@ def _switch(said: Mapping[str, str], name: str) -> bool | None:
 
 
 def _json(said: Mapping[str, str], flag: str) -> dict[str, Any] | None:
-    """A flag whose value is a JSON object, and its parts that were given one by one."""
+    """A flag whose value is a JSON object, merged with its parts that were given one by one."""
     parts = {name.removeprefix(f"{flag}."): v for name, v in said.items() if f"{flag}." in name}
     if flag not in said:
         return dict(parts) or None
@@ -147,6 +147,6 @@ def _real(said: Mapping[str, str], flag: str) -> float | None:
 
 
 def _size(said: Mapping[str, str], flag: str) -> int | None:
-    """A number that vLLM lets people write as 32k or 2G; one that it computes itself is None."""
+    """A number that may be written as 32k or 2G; None where vLLM is to compute it."""
     text = said.get(flag, "")
     return None if text in {"", "auto", "-1"} else parse_size(text)

@@ -1,4 +1,4 @@
-"""vLLM 0.26 to 0.32: its KV cache on the pool, without a change to vLLM.
+"""vLLM 0.26 to 0.32: its KV cache on the pool, without changes to vLLM.
 
 Name it in vLLM's own configuration:
 

@@ -1,11 +1,11 @@
-"""The connector that vLLM loads: its hooks, each a line, behind one boundary.
+"""The connector that vLLM loads: one line per hook, behind one boundary.
 
 One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request. In two
-cases the engine ends (`boundary`): where a device does not copy what a forward is already built on,
-and where, before 0.30, a worker cannot do a load of a model with several groups, of which vLLM
-cannot be told. So there only what all workers can copy is promised; a copy that breaks remains.
-Nor does it keep vLLM from starting, unless it is told to: by `strict`, by `no_pool=fail`, or by a
-setting that cannot be meant.
+cases the engine ends (`boundary`): if a device does not copy what a forward pass already relies on
+and if, before 0.30, a worker cannot do a load of a model with several groups, since vLLM cannot be
+told of that failure. There only what all workers can copy is promised, so that just a broken copy
+is left to end it. Nor does the connector keep vLLM from starting, unless `strict`, `no_pool=fail`
+or an invalid setting demands that.
 """
 
 import logging
@@ -51,7 +51,7 @@ from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 
 _RETRY_S: Final = 0.25  # between attempts to join a pool
-_DECLINED_RETRY_S: Final = 5.0  # likewise, only to tell it that nothing is shared
+_DECLINED_RETRY_S: Final = 5.0  # between attempts to tell a pool that this engine shares nothing
 _NOT_COMPRESSED: Final = "compress does nothing here: %s."
 _NOT_BY_WORKERS: Final = "not all workers encode the same pages; where one cannot, its log says why"
 _log: Final = logging.getLogger("forebay")
@@ -67,7 +67,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._reported_failures = 0
         self._reported_state: SharingState | None = None
         self._described: SharingState | None = None
-        self._onlooker: PoolSession | None = None  # of an engine that shares nothing
+        self._onlooker: PoolSession | None = None  # session of an engine that shares nothing
         self._reporter: Reporter | None = None
         self._config = vllm_config
         gpus = int(vllm_config.parallel_config.world_size)
@@ -75,7 +75,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
-        self._told: ShardMetadata | None = None  # by this worker to the scheduler
+        self._told: ShardMetadata | None = None  # what this worker tells the scheduler
         self._weights: WeightsHash | None = None
         self._idle: IdleThread | None = None
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
@@ -93,7 +93,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._begin(partial(self._start, vllm_config, kv_cache_config))
 
     def _begin(self, start: Callable[[], None]) -> None:
-        """Start, or serve without Forebay. StartupError only where it is to end the engine."""
+        """Run `start`; if it fails, serve without Forebay. StartupError ends the engine."""
         with self.boundary.turn:
             if self._must_begin:
                 self._try(start)
@@ -111,15 +111,15 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._disable(self.obstacle)
 
     def _give_up(self) -> None:
-        """What was begun has failed, as the boundary has logged: serve as without Forebay."""
+        """Starting has failed, and the boundary has logged it: serve as without Forebay."""
         self._scheduler = self._worker = self._told = None
         self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin", "failed")
         self._disable(self.obstacle)
 
     def _start(self, config: Any, cache: Any) -> None:
-        """Judge the configuration, and join."""
-        # Both sides judge the configuration, alike; what they know of the machine may differ, so
-        # only the scheduler's looks at that.
+        """Judge the configuration and join a pool."""
+        # Both sides judge the configuration alike, but may know different things of the machine:
+        # only the scheduler's side looks at the machine.
         self.obstacle = identity.declined(config, cache)
         directories = self._weights_directories(config) if self._is_scheduler else []
         if self.obstacle is not None:
@@ -141,7 +141,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.is_checked = self.settings.verify_compress
 
     def _weights_directories(self, config: Any) -> list[str]:
-        """Where the weights to be hashed lie; empty if there is nothing to hash."""
+        """The directories of the weights to hash; empty if there is nothing to hash."""
         if self.obstacle is not None or self.settings.weights_id:
             return []
         found = identity.weights_directories(config)
@@ -151,7 +151,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return []
 
     def _disable(self, obstacle: Obstacle) -> None:
-        """Serve as without Forebay: no pool is joined or started. StartupError where strict."""
+        """Serve without Forebay: join and start no pool. StartupError if `strict`."""
         if self.settings.strict:
             raise StartupError(f"Forebay is strict and cannot share: {obstacle.sentence}.")
         if self._is_scheduler:
@@ -160,7 +160,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def _start_scheduler(
         self, config: Any, clock: Clock, directories: list[str], workers: list[ShardMetadata]
     ) -> None:
-        """Join; where there are several workers, all of them have told of their shards."""
+        """Join a pool; if there are several workers, all of them have told their shards."""
         self._start_with = None
         if workers or self._shape.ranks > 1:
             self._take_shape(workers)
@@ -195,7 +195,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._idle = IdleThread(self.boundary, self._look_after_pool)
 
     def _look_after_pool(self) -> None:
-        """The engine is idle: go on with what does not wait for requests."""
+        """Called while the engine is idle: identify, describe, and notice a pool that changed."""
         scheduler = self._scheduler
         if scheduler is not None:
             self._identify()
@@ -203,28 +203,28 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             scheduler.look_after_pool()
 
     def _failed(self) -> None:
-        """A call behind the boundary has failed: that counts against the pool's budget too."""
+        """A call behind the boundary has failed: count it against the pool's error budget."""
         if self._scheduler is not None:
             self._scheduler.budget.failed(time.monotonic())
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """From 0.29 on: all layers of a block side by side, copied as one."""
+        """0.29 and later: the layout in which a block is one run of bytes."""
         del vllm_config
         return versions.wanted_layout()
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
-        """Until 0.28; pages are handled layer by layer."""
+        """Up to 0.28: no, since pages are copied layer by layer."""
         return False
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A store that is lost is a future miss, no more."""
+        """No: a store that is lost is just a later miss."""
         return False
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Every worker has its KV cache: the scheduler's side can start, if it has not.
+        """All workers have allocated their KV cache: start the scheduler's side, or correct it.
 
         A worker sees more of the KV cache than the scheduler, and may have declined it.
         """
@@ -235,7 +235,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._begin(partial(self._hear_only_worker, workers))
 
     def _hear_only_worker(self, workers: list[ShardMetadata]) -> None:
-        """It may have declined, have layers of unequal size, or not be able to encode."""
+        """Start anew if workers have another shape than assumed; decline if a worker did."""
         if not identity.are_all(workers, self._shape):
             self._stand_aside()
             return
@@ -249,14 +249,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._start_scheduler(self._config, Clock(), directories, told)
 
     def _take_shape(self, workers: list[ShardMetadata]) -> None:
-        """Have chunks of the shape that these workers have."""
+        """Use the shape of chunks that these workers have."""
         shape = identity.shape_of(self._config, self._cache, self.settings, workers)
         if any(self._shape.encoded_pages) and not any(shape.encoded_pages):
             _log.warning(_NOT_COMPRESSED, _NOT_BY_WORKERS)
         self._shape = shape
 
     def _stand_aside(self) -> None:
-        """Nobody would copy what the scheduler's side asks for, or not all of it."""
+        """Share nothing, since some worker would not copy what the scheduler's side asks for."""
         if self._scheduler is not None:
             self._scheduler.close()
         self._scheduler = None
@@ -280,26 +280,26 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         request: Any,
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
-        """How much more than the engine has can be loaded."""
+        """How many tokens more than the engine has can be loaded; None: ask again."""
         if self._scheduler is None:
             return 0, False
         return self._scheduler.matched(request, num_computed_tokens)
 
     @bounded(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Blocks are allocated for a load."""
+        """Blocks were allocated for a load."""
         if self._scheduler is not None and num_external_tokens:
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     @bounded(dict)
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:  # noqa: ARG002
-        """What is being loaded, by where it lies: for vLLM's own metrics (0.32 and later)."""
+        """The tokens being loaded, by their source, for vLLM's own metrics (0.32 and later)."""
         found = {} if self._scheduler is None else self._scheduler.hit_sources(request)
         return versions.hit_sources(found)
 
     @bounded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        """What the workers do in this step."""
+        """What the workers have to do in this step."""
         scheduler = self._scheduler
         if scheduler is None:
             self.boundary.call(lambda: None, partial(self._report_declined, scheduler_output))
@@ -310,7 +310,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
-        """What the workers did."""
+        """Take over what the workers did."""
         if self._scheduler is not None:
             report = getattr(connector_output, "kv_connector_worker_meta", None)
             received = connector_output.finished_recving or ()
@@ -329,21 +329,21 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        """Likewise, for models with several groups."""
+        """As `request_finished`, for models with several groups."""
         answer: tuple[bool, None] = self.request_finished(request, block_ids)
         return answer
 
     @bounded(lambda: False)
     def has_pending_push_work(self) -> bool:
-        """Whether a copy is in flight."""
+        """Whether vLLM must go on stepping, for example until a store is reported."""
         return self._scheduler is not None and self._scheduler.has_work
 
     @bounded(lambda: True)
     def reset_cache(self) -> bool:
-        """Pages may hold something else from now on: what is offered of them is not stored.
+        """Forget what was offered: pages may hold something else from now on.
 
-        The weights may be new too: begin a namespace of our own, unless it is to be kept. Nothing
-        is deleted.
+        The weights may have changed too: use a new namespace that nobody shares, unless
+        `keep_on_reset`. Nothing is deleted.
         """
         if self._scheduler is not None:
             self._scheduler.drop_offers()
@@ -356,13 +356,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(list)
     def take_events(self) -> list[Any]:
-        """What vLLM tells routers of the pool, with its own events."""
+        """KV events about the pool, which vLLM publishes with its own."""
         return [] if self._scheduler is None else self._scheduler.take_events()
 
     # The worker's side.
 
     def get_handshake_metadata(self) -> ShardMetadata | None:
-        """What this worker has of every block; nothing where it declines that."""
+        """What this worker has of every block; None if it declined its KV cache."""
         return self._told
 
     @bounded(lambda: None)
@@ -370,13 +370,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """The KV cache is allocated."""
         worker, told = self._worker, self._told
         if worker is not None and told is not None:
-            self._told = None  # where this fails, the worker declines
+            self._told = None  # if this fails, the worker has declined
             worker.register(kv_caches, self._cache.num_blocks)
             self._told = replace(told, encodes=worker.encodes)
             self._prepare(worker)
 
     def _prepare(self, worker: WorkerConnector) -> None:
-        """Have the pool's memory ready for the first request, where there will be a pool."""
+        """Map the pool's memory before the first request, if there will be a pool."""
         wanted = self.settings
         if wanted.weights_id or isinstance(identity.weights_directories(self._config), list):
             is_started = wanted.no_pool == "start"
@@ -384,13 +384,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Before the forward: the last moment for stores."""
+        """Called before the forward pass: begin this step's stores, which cannot wait longer."""
         if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
             self._worker.begin(kv_connector_metadata)
 
     @bounded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Copy in what this step loads."""
+        """Begin this step's loads."""
         metadata, worker = self._get_connector_metadata(), self._worker
         if worker is None or not isinstance(metadata, StepMetadata):
             return
@@ -401,19 +401,19 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self.boundary.call(partial(worker.fail, load), partial(worker.load, load))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are never waited for."""
+        """Do nothing: loads are never waited for here."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Stores are made a step later, whole blocks at once."""
+        """Do nothing: whole blocks are stored a step later."""
 
     def wait_for_save(self) -> None:
-        """Nothing is waited for."""
+        """Do nothing: stores are never waited for here."""
 
     @bounded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002
-        """Loads that have ended."""
+        """Requests whose loads have ended."""
         if self._worker is None:
             return None, None
         received, _ = self._worker.take_received()
@@ -421,7 +421,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: versions.transfer_results(set(), set()))
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
-        """Likewise, with those that failed (0.30 and later)."""
+        """As `get_finished`, with the requests whose loads failed (0.30 and later)."""
         if self._worker is None:
             return versions.transfer_results(set(), set())
         return versions.transfer_results(*self._worker.take_received())
@@ -438,7 +438,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: None)
     def build_connector_worker_meta(self) -> ReportMetadata | None:
-        """What was done."""
+        """What this worker has done since the last report."""
         report = self._worker.take_report() if self._worker is not None else None
         return None if report is None else ReportMetadata.of(report)
 
@@ -446,7 +446,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: None)
     def get_kv_connector_stats(self) -> ConnectorStats | None:
-        """What happened since the last step, on either side."""
+        """What was counted since the last step, on either side."""
         counts: dict[str, int] = {}
         hooks: dict[str, list[float]] = {}
         if self._scheduler is not None:
@@ -465,7 +465,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return stats_of(counts, hooks, told, requests, reason)
 
     def _sharing_state(self) -> SharingState | None:
-        """What the scheduler's side does about sharing; None: it is not ours to say."""
+        """Whether the engine shares, as the scheduler's side knows; None on the worker's side."""
         if self.obstacle is not None:
             return self.obstacle.state if self._is_scheduler else None
         if self._scheduler is None:
@@ -475,7 +475,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return SharingState.SHARING if self._scheduler.is_joined else SharingState.NO_POOL
 
     def _describe(self, reporter: Reporter) -> None:
-        """Tell the pool who this engine is, when that has changed."""
+        """Tell the pool who this engine is, if that has changed."""
         state = self._sharing_state()
         if state is None or state is self._described:
             return
@@ -495,18 +495,18 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def _gpu_cache_bytes(self) -> int:
-        """What the engine's own cache holds, on all ranks that hold different KV; 0: not known."""
+        """The size of the engine's own KV cache, over all ranks whose KV differs; 0: not known."""
         if self._scheduler is None:
             return 0
         return int(self._cache.num_blocks) * self._shape.engine_block_bytes * self._shape.shards
 
     def _trace(self, reporter: Reporter) -> None:
-        """Spans are made of what is reported, where vLLM traces."""
+        """If vLLM traces, have spans made of what is reported."""
         if self._traced is not None:
             reporter.on_outcome = self._traced.told
 
     def _report_declined(self, output: Any) -> None:
-        """Tell a pool that runs, if one does, that and why this engine shares nothing with it."""
+        """Tell a running pool that this engine shares nothing with it, and why."""
         if not self._is_scheduler or self.obstacle is None:
             return
         if self._reporter is None or self._onlooker is None:
@@ -529,7 +529,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
-        """The same on the other side of a socket."""
+        """Stats from data that came from another process."""
         return ConnectorStats(data=data or {})
 
     @classmethod
@@ -540,7 +540,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> PromMetrics:
-        """Our metrics, in vLLM's registry; where vLLM traces, our spans are made here as well."""
+        """Our metrics in vLLM's registry; if vLLM traces, our spans are made here too."""
         made = PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         if versions.is_traced(vllm_config):
             Boundary().call(lambda: None, made.make_spans)
@@ -565,7 +565,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._weights.close()
 
     def _identify(self) -> None:
-        """Share from the moment on that it is known what may be shared."""
+        """Begin to share once the namespace is known."""
         scheduler = self._scheduler
         if scheduler is None or scheduler.root is not None or self.obstacle is not None:
             return

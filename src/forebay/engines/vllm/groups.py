@@ -1,12 +1,12 @@
-"""vLLM's KV cache groups as Forebay's: layers that look equally far back are one group.
+"""vLLM's KV cache groups as Forebay's: layers that look equally far back form one group.
 
 vLLM keeps a block table for each of its groups, and splits layers of one kind into several groups.
-Here all of them are one group with several tables. Group 0 is that of full attention; others are
-local, in an order that depends on nothing but what they are. A block's own bytes are shared, not
-what vLLM pads them with.
+Here all of these are one group with several tables. Group 0 is that of full attention; the others
+are local, in an order that depends only on what they are. Only a block's own bytes are shared,
+without vLLM's padding.
 
-A worker may have layers of unequal size in one group (`UniformTypeKVCacheSpecs`). vLLM tells its
-scheduler of one of them, as if all were like it: how large layers are is known from workers alone.
+On a worker, layers of one group may differ in size (`UniformTypeKVCacheSpecs`). vLLM tells its
+scheduler of one of them, as if all were like it: only the workers know the sizes of layers.
 """
 
 from itertools import chain
@@ -16,36 +16,36 @@ from forebay.engines.geometry import FULL, Reach, ReachKind
 from forebay.engines.vllm.kinds import KINDS
 from forebay.engines.vllm.versions import is_split_by_tokens, is_transferred, keeps_states
 
-# Kinds of attention whose KV of a token is that token's for ever, whatever follows.
+# Kinds of attention in which a token's KV never changes, whatever follows it.
 _FULL: Final = {"FullAttentionSpec", "MLAAttentionSpec"}
 # Fields of a spec, of whatever kind, that shape a block's bytes.
 _SHAPED_BY: Final = ("dtype", "num_kv_heads", "head_size", "shapes", "dtypes")
 
 
 class CacheGroup(NamedTuple):
-    """Layers that look equally far back, and have blocks of as many tokens."""
+    """Layers that look equally far back and have the same number of tokens in a block."""
 
     reach: Reach
     block_tokens: int
-    page_bytes: int  # of one layer of one block; of the largest, where they differ
-    spec: Any  # of vLLM, of one of its layers
-    tables: tuple[int, ...]  # vLLM's groups, by number
+    page_bytes: int  # one layer of one block; the largest if they differ
+    spec: Any  # vLLM's spec of one of its layers
+    tables: tuple[int, ...]  # numbers of vLLM's groups
     layers: tuple[tuple[str, ...], ...]  # of each of these
     layer_specs: tuple[tuple[Any, ...], ...]  # of each of these layers
 
     @property
     def layer_bytes(self) -> tuple[tuple[int, ...], ...]:
-        """Each layer of one block, table by table."""
+        """The size of each layer of a block, by table."""
         return tuple(tuple(map(_page_bytes, specs)) for specs in self.layer_specs)
 
     @property
     def block_bytes(self) -> int:
-        """All layers of one block, in every table."""
+        """The size of a block: all layers, all tables."""
         return sum(chain.from_iterable(self.layer_bytes))
 
     @property
     def unlike(self) -> tuple[tuple[str, ...], ...]:
-        """Every layer with what shapes its bytes; empty where that is the same for all."""
+        """Every layer with what shapes its bytes; empty if that is the same for all layers."""
         shapes = [(str(_page_bytes(spec)), *shaped_by(spec)) for spec in chain(*self.layer_specs)]
         if len(set(shapes)) <= 1:
             return ()
@@ -55,14 +55,14 @@ class CacheGroup(NamedTuple):
 
 
 def full_group(cache: Any) -> CacheGroup:
-    """Group 0, of a KV cache that is supported."""
+    """Group 0 of a supported KV cache."""
     return cache_groups(cache)[0]
 
 
 def cache_groups(cache: Any, dcp: int = 1) -> list[CacheGroup]:
-    """All groups by number, group 0 first; of a KV cache that is supported.
+    """All groups of a supported KV cache by number, group 0 first.
 
-    `dcp`: ranks over which vLLM divides the tokens of a block (decode context parallelism). Its
+    `dcp`: the ranks over which vLLM divides the tokens of a block (decode context parallelism). Its
     scheduler counts the tokens of all of them as one block, its workers only their own.
     """
     tables: dict[tuple[Reach, int], list[int]] = {}
@@ -84,7 +84,7 @@ def cache_groups(cache: Any, dcp: int = 1) -> list[CacheGroup]:
 
 
 def unsupported_groups(cache: Any) -> str:
-    """The kind, of `KINDS`, for which a KV cache with these groups is declined; empty: none."""
+    """The kind (of `KINDS`) for which a KV cache with these groups is declined; "": none."""
     specs = [spec for group in cache.kv_cache_groups for spec in _specs_of(group)]
     unknown = next((type(spec).__name__ for spec in specs if _reach(spec) is None), "")
     if unknown:
@@ -99,12 +99,12 @@ def unsupported_groups(cache: Any) -> str:
 
 
 def shaped_by(spec: Any) -> tuple[str, ...]:
-    """What shapes the bytes of a block of this spec, as text."""
+    """Everything in this spec that shapes a block's bytes, as text."""
     return tuple(str(getattr(spec, name, "")) for name in _SHAPED_BY)
 
 
 def _specs_of(group: Any) -> list[Any]:
-    """The spec of every layer of one of vLLM's groups; one, where it has no layer here."""
+    """The spec of every layer of one of vLLM's groups; one spec if it has no layer here."""
     spec = group.kv_cache_spec
     each = getattr(spec, "kv_cache_specs", None)
     if each is None:
@@ -113,12 +113,12 @@ def _specs_of(group: Any) -> list[Any]:
 
 
 def _reach(spec: Any) -> Any:
-    """How far back layers of this spec look; None: not supported."""
+    """How far back layers of this spec look; None if they are not supported."""
     name = type(spec).__name__
     if name in _FULL:
         return FULL
     if name == "SlidingWindowSpec":
-        more = getattr(spec, "extra_retained_tokens", 0)  # behind the window, for speculation
+        more = getattr(spec, "extra_retained_tokens", 0)  # kept before the window, for speculation
         return Reach(ReachKind.WINDOW, int(spec.sliding_window) + int(more))
     if name == "ChunkedLocalAttentionSpec":
         return Reach(ReachKind.CHUNKED, int(spec.attention_chunk_size))

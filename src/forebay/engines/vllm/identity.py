@@ -1,7 +1,7 @@
-"""Who may share KV with whom: a namespace over everything in vLLM that shapes the bytes.
+"""The namespace of a vLLM engine: everything in vLLM that shapes KV bytes.
 
-What cannot be keyed yet is declined, with one sentence, and served as without the tier. The weights
-are known by the hash of their files, or by the name that an operator gives them.
+What cannot be keyed yet is declined, with one sentence, and served as without Forebay. Weights are
+identified by the hash of their files, or by a name that an operator gives them.
 """
 
 import json
@@ -33,7 +33,7 @@ from forebay.settings import Settings
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
-# Fields of a speculative configuration that say where the drafter came from, or that are others'.
+# Fields of a speculative configuration that say where the drafter came from, or that others cover.
 _OTHERS: Final = {
     *("model", "revision", "code_revision", "target_model_config", "target_parallel_config"),
     *("draft_model_config", "draft_parallel_config", "draft_load_config"),
@@ -41,13 +41,13 @@ _OTHERS: Final = {
 
 
 def declined(config: Any, cache: Any) -> Obstacle | None:
-    """Why this engine's KV cannot be shared yet; None if it can."""
+    """Why this engine's KV cannot be shared, or None if it can."""
     kind = _unsupported(config, cache)
     return Obstacle(SharingState.DECLINED, KINDS[kind].why, kind) if kind else None
 
 
 def _unsupported(config: Any, cache: Any) -> str:
-    """The kind for which an engine is declined, as `KINDS` has it; empty: none."""
+    """The kind (of `KINDS`) for which an engine is declined; "": none."""
     model, speculation = config.model_config, config.speculative_config
     if kind := unsupported_groups(cache):
         return kind
@@ -69,9 +69,9 @@ def _unsupported(config: Any, cache: Any) -> str:
 def geometry(
     config: Any, cache: Any, chunk_tokens: int, workers: Sequence[ShardMetadata] = ()
 ) -> Geometry:
-    """The shape of a chunk: from the model, unless `chunk_tokens` says otherwise.
+    """The shape of a chunk: derived from the model unless `chunk_tokens` is set.
 
-    Where there are several workers, only what all of them have told says how large a chunk is.
+    With several workers, the size of a chunk is known only once all of them have told theirs.
     """
     groups = cache_groups(cache, _dcp(config))
     numbers = [each.shard.number for each in workers] or range(_shards(config, cache))
@@ -110,9 +110,9 @@ def geometry(
 def shape_of(
     config: Any, cache: Any, settings: Settings, workers: Sequence[ShardMetadata] = ()
 ) -> Geometry:
-    """The shape of a chunk as it is stored, as far as workers have told of theirs.
+    """The shape of a chunk as it is stored, as far as workers have told theirs.
 
-    It is encoded where that is wanted and all workers encode pages of the same sizes.
+    It is encoded if the settings want that and all workers encode pages of the same sizes.
     """
     shape = geometry(config, cache, settings.chunk_tokens, workers)
     if not settings.compress or any(each.unlike for each in workers):
@@ -123,7 +123,7 @@ def shape_of(
 
 
 def why_not_compressed(config: Any, cache: Any) -> str:
-    """Why nothing of this KV is encoded, whatever the workers can."""
+    """Why nothing of this KV is encoded, whatever the workers can do; "" if some of it is."""
     dtype = kv_dtype(config, cache)
     if dtype != "bfloat16":
         return f"only bfloat16 can be encoded, and the KV is {dtype}"
@@ -131,7 +131,7 @@ def why_not_compressed(config: Any, cache: Any) -> str:
 
 
 def told_by(config: Any, cache: Any, shape: Geometry) -> ShardMetadata:
-    """What a worker tells the scheduler's side of its part of every chunk."""
+    """What a worker tells the scheduler's side about its part of every chunk."""
     groups = cache_groups(cache, _dcp(config))
     return ShardMetadata(
         shard_of(config, cache),
@@ -146,14 +146,14 @@ def told_by(config: Any, cache: Any, shape: Geometry) -> ShardMetadata:
 
 
 def kv_dtype(config: Any, cache: Any) -> str:
-    """What the KV is, as a person writes it."""
+    """The dtype of the KV, for people."""
     wanted = str(config.cache_config.cache_dtype)
     declared = str(getattr(full_group(cache).spec, "dtype", "")).removeprefix("torch.")
     return declared if wanted == "auto" else wanted
 
 
 def compressed(shape: Geometry, cache: Any) -> Geometry:
-    """The same shape with its bfloat16 groups encoded; of other KV there is nothing to gain."""
+    """The same shape with its bfloat16 groups encoded; other KV would gain nothing."""
 
     def encoded(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:
         group, spec = shape.groups[number], cache_groups(cache)[number].spec
@@ -164,11 +164,11 @@ def compressed(shape: Geometry, cache: Any) -> Geometry:
 
 
 def shard_of(config: Any, cache: Any) -> Shard:
-    """Which part of every chunk this worker has.
+    """The part of every chunk that this worker has.
 
-    Ranks of one stage have some of the heads each, and where there are more ranks than heads,
-    successive ones have the same. With decode context parallelism these divide the tokens: every
-    `dcp`th of them has the same again.
+    Each rank of a stage has some of the heads; if there are more ranks than heads, successive ranks
+    have the same heads. With decode context parallelism those ranks divide the tokens: every
+    `dcp`th of them has the same tokens again.
     """
     parallel = config.parallel_config
     rank, dcp, same = int(parallel.rank), _dcp(config), _ranks_with_same_heads(config, cache)
@@ -182,7 +182,7 @@ def shard_of(config: Any, cache: Any) -> Shard:
 
 
 def are_all(workers: Sequence[ShardMetadata], shape: Geometry) -> bool:
-    """Whether these are all workers of an engine, and one of them stores each shard."""
+    """Whether these are all workers of an engine, and each shard is stored by one of them."""
     stored = sorted(each.shard.number for each in workers if each.shard.is_stored)
     return len(workers) == shape.ranks and stored == list(range(shape.shards))
 
@@ -194,7 +194,7 @@ def _shards(config: Any, cache: Any) -> int:
 
 
 def _ranks_with_same_heads(config: Any, cache: Any) -> int:
-    """How many successive ranks of a stage have the same heads of every layer."""
+    """How many successive ranks of a stage have the same heads in every layer."""
     ranks = int(config.parallel_config.tensor_parallel_size)
     declared = getattr(cache, "kv_tp_replicas", None)  # 0.31 and later
     if declared is not None and _dcp(config) == 1:
@@ -215,9 +215,9 @@ def _pcp(config: Any) -> int:
 
 
 def _in_order(layers: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
-    """Layers of one table as they lie in a record, with their bytes.
+    """Layers of one table in the order in which they lie in a record, with their sizes.
 
-    Those of one size are together, as an engine lays them that has a block's layers side by side.
+    Layers of one size are together, as in engines that lay a block's layers side by side.
     """
     first = {size: number for number, size in reversed(list(enumerate(sizes)))}
     named = zip(layers, sizes, strict=True)
@@ -225,15 +225,15 @@ def _in_order(layers: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, in
 
 
 def _as_counted(layer: str) -> list[tuple[int, str]]:
-    """Layer 2 before layer 10: the order in which an engine lays them side by side, if it does."""
+    """A sort key that puts layer 2 before layer 10, as engines order their layers."""
     parts = re.split(r"(\d+)", layer)
     return [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
 def weights_directories(config: Any) -> list[str] | Obstacle:
-    """Where the weights that this engine loads lie as files that can be read now.
+    """The directories of the weights that this engine loads, as files that can be read now.
 
-    First those of the model, then those of a drafter, where it has any of its own.
+    The model's directory comes first, then the drafter's, if it has weights of its own.
     """
     found = [_weights_directory(config.model_config, config.load_config)]
     drafter = _drafter(config)
@@ -245,7 +245,7 @@ def weights_directories(config: Any) -> list[str] | Obstacle:
 
 
 def _drafter(config: Any) -> Any:
-    """The configuration of a speculating engine's drafter; vLLM has one where there is no model."""
+    """The configuration of a drafter; vLLM has one even if speculation uses no model."""
     return getattr(config.speculative_config, "draft_model_config", None)
 
 
@@ -306,14 +306,14 @@ def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:
 
 
 def _without_origin(config: Any) -> Any:
-    """A model's configuration, and those that are in it, without what says where it came from."""
+    """A model's configuration, nested ones included, without fields that say where it came from."""
     if not isinstance(config, dict):
         return config
     return {name: _without_origin(each) for name, each in config.items() if name not in _ORIGIN}
 
 
 def _fields_of_speculation(config: Any) -> dict[str, str | int]:
-    """How an engine speculates; one that does not has no such fields."""
+    """Fields for how an engine speculates; empty if it does not."""
     speculation, drafter = config.speculative_config, _drafter(config)
     if speculation is None:
         return {}
@@ -328,7 +328,7 @@ def _fields_of_speculation(config: Any) -> dict[str, str | int]:
 
 
 def _fields_of_ranks(config: Any, workers: Sequence[ShardMetadata]) -> dict[str, str | int]:
-    """How an engine of several workers divides its KV; one of one worker has no such fields."""
+    """Fields for how several workers divide the KV; empty for a single worker."""
     parallel = config.parallel_config
     if not workers:
         return {}
@@ -337,20 +337,20 @@ def _fields_of_ranks(config: Any, workers: Sequence[ShardMetadata]) -> dict[str,
         "pp": int(parallel.pipeline_parallel_size),
         "dcp": int(getattr(parallel, "decode_context_parallel_size", 1)),
         "pcp": int(getattr(parallel, "prefill_context_parallel_size", 1)),
-        # vLLM settles this in its workers; what the scheduler has may be another number.
+        # vLLM decides this in its workers; the scheduler may have another number.
         "interleave": max(each.interleave for each in workers),
         "workers": json.dumps(sorted(told)),
     }
 
 
 def _fields_of_codec(shape: Geometry) -> dict[str, str | int]:
-    """Which groups are encoded, and how; an engine that encodes none has no such field."""
+    """Fields for which groups are encoded, and how; empty if none is."""
     encoded = [number for number, group in enumerate(shape.groups) if group.is_encoded]
     return {"codec": f"{CODEC_NAME} {encoded}"} if encoded else {}
 
 
 def _fields_of_local(groups: Sequence[CacheGroup]) -> dict[str, str | int]:
-    """What else a model has than full attention; one that has nothing else has no such field."""
+    """Fields for groups other than full attention; empty if there are none."""
     if not groups:
         return {}
     told = [
@@ -365,7 +365,7 @@ def _fields_of_local(groups: Sequence[CacheGroup]) -> dict[str, str | int]:
 
 
 def _fields_of_layers(config: Any, workers: Sequence[ShardMetadata]) -> dict[str, str | int]:
-    """What only workers know of layers: those of unequal size, and local ones of other stages."""
+    """Fields for what only workers know: layers of unequal size, local ones of other stages."""
     unlike = sorted((each.shard.rank, each.unlike) for each in workers if each.unlike)
     local = sorted((each.shard.rank, each.local_layers) for each in workers if each.local_layers)
     has_stages = int(config.parallel_config.pipeline_parallel_size) > 1

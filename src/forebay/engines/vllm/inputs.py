@@ -1,13 +1,13 @@
-"""What shapes a request's KV beside its token ids, as its keys have it; or why it is not shared.
+"""What a request's keys cover beside its token ids; or why the request is not shared.
 
-A LoRA adapter is known by the hash of its files, a prompt's embeddings by the hash of each chunk's
-rows. Images, audio and video are known by the hash of what vLLM's processor made of them, not by
-vLLM's identifiers: those may be a client's own names, which vLLM does not verify and hashes again
-in some configurations, so that they cannot be told from a hash of content. But vLLM keeps what its
-encoder has computed by identifier. So an identifier that has come with two contents is never shared
-again while the engine runs: its KV may be that of the other.
+A LoRA adapter is identified by the hash of its files, a prompt's embeddings by the hash of each
+chunk's rows. Images, audio and video are identified by the hash of what vLLM's processor made of
+them, not by vLLM's identifiers: a client may choose those, vLLM does not verify them, and in some
+configurations it hashes them again, so that they cannot be told from a hash of content. But vLLM
+keeps what its encoder has computed by identifier. So an identifier that has come with two contents
+is never shared again while the engine runs: its KV may be that of the other content.
 
-Hashing takes a thread: a request is put off until it has ended, for `_HASH_S` at most.
+Hashing takes a thread: a request is put off until its hashing has ended, by `_HASH_S` at most.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from forebay.identity.keys import ChainRoot
 
 _HASH_S: Final = 1.0
 _log: Final = logging.getLogger("forebay")
-_IDENTIFIERS_MAX: Final = 1 << 16  # many more than an encoder's cache holds
-_DOUBTED_MAX: Final = 1 << 12  # identifiers with two contents; beyond, none is believed
-# Fields of configurations that say how much may be held, and shape no KV.
+_IDENTIFIERS_MAX: Final = 1 << 16  # far more than an encoder's cache holds
+_DOUBTED_MAX: Final = 1 << 12  # identifiers with two contents; with more, no identifier is trusted
+# Fields of configurations that limit amounts and do not shape KV.
 _SIZES: Final = {
     *("max_loras", "max_cpu_loras", "default_mm_loras", "specialize_active_lora"),
     *("limit_per_prompt", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_tensor_ipc"),
@@ -40,7 +40,7 @@ _SIZES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """What a request's keys begin with, and what its chunks have beside tokens."""
+    """The root of a request's keys, and what its chunks have beside tokens."""
 
     root: ChainRoot
     parts: Parts | None = None
@@ -48,10 +48,10 @@ class KeyedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An image, or whatever else has taken the place of tokens."""
+    """An image, or another item that takes the place of tokens in a prompt."""
 
     identifier: str
-    digest: str  # empty: of what is not here, or cannot be hashed
+    digest: str  # "": the item is not here, or cannot be hashed
     offset: int
     length: int
 
@@ -61,7 +61,7 @@ class _Hashed:
     """What a request has beside tokens."""
 
     items: tuple[_Item, ...] = ()
-    rows: tuple[str, ...] = ()  # of each chunk of a prompt of embeddings
+    rows: tuple[str, ...] = ()  # hash of each chunk, of a prompt of embeddings
 
 
 @dataclass(slots=True)
@@ -71,8 +71,8 @@ class _Hashing:
     future: Future[_Hashed]
     begun_at: float  # monotonic
     hashed: _Hashed | None = None
-    is_over: bool = False  # nobody asks for it any more
-    is_doubted: bool = False  # one of its items has a name that came with another content
+    is_over: bool = False  # nobody needs it any more
+    is_doubted: bool = False  # an item's identifier came with another content before
 
 
 class Inputs:
@@ -84,7 +84,7 @@ class Inputs:
         self._chunk_tokens = chunk_tokens
         self._lora = _digest_of(lora)
         self._adapters = None if lora is None else AdapterHashes()
-        self._told: set[int] = set()  # adapters that the log has
+        self._told: set[int] = set()  # adapters that were logged
         self._media = _digest_of(media)
         self._declines_media = _why_no_media(config, media)
         if media is not None and self._declines_media:
@@ -96,14 +96,14 @@ class Inputs:
         self._doubted: set[str] = set()
 
     def begin(self, request: Any) -> None:
-        """A request has arrived, shared or not: see what its items are."""
+        """A request has arrived, shared or not: begin to hash its items."""
         has_rows = getattr(request, "prompt_embeds", None) is not None
         if has_rows or (request.mm_features and not self._declines_media):
             future = self._thread.submit(_hash_inputs, request, self._chunk_tokens)
             self._jobs[request.request_id] = _Hashing(future, time.monotonic())
 
     def identify(self, root: ChainRoot, request: Any) -> KeyedRequest | str | None:
-        """A request's keys; why it has none, by a kind of `KINDS`; or None: ask again."""
+        """A request's keys; or the kind (of `KINDS`) why it has none; or None: ask again."""
         why = self._why_not(request)
         if why:
             return why
@@ -122,13 +122,13 @@ class Inputs:
         return self._keyed(root, job)
 
     def wait(self, request_id: str, timeout_s: float) -> None:
-        """Until a request's inputs are hashed, or so long."""
+        """Wait until a request's inputs are hashed, at most this long."""
         job = self._jobs.get(request_id)
         if job is not None and job.hashed is None and timeout_s > 0:
             wait([job.future], timeout_s)
 
     def poll(self) -> set[bytes]:
-        """Take what was hashed; adapters, as roots have them, that are not what they were."""
+        """Take over what was hashed; returns the adapters (as in roots) that have changed."""
         self._take_all()
         lost = self._adapters.poll() if self._adapters is not None else set()
         return {self._adapter_key(digest, is_3d) for digest in lost for is_3d in (False, True)}
@@ -137,13 +137,13 @@ class Inputs:
         for request_id, job in list(self._jobs.items()):
             if job.hashed is None:
                 if not job.future.done():
-                    break  # they end in order
+                    break  # jobs end in order
                 self._take(job)
             if job.is_over:
                 del self._jobs[request_id]
 
     def forget(self, request_id: str) -> None:
-        """A request is identified, or over."""
+        """A request is identified, or has ended: forget its inputs."""
         job = self._jobs.get(request_id)
         if job is not None:
             job.is_over = True
@@ -155,7 +155,7 @@ class Inputs:
             self._adapters.close()
 
     def _why_not(self, request: Any) -> str:
-        """The kind for which a request is not shared, whatever it holds."""
+        """The kind (of `KINDS`) for which a request is not shared by what it is; "": none."""
         kinds = {
             "skips_cache": bool(getattr(request, "skip_reading_prefix_cache", False)),
             "pooling": request.pooling_params is not None,
@@ -165,7 +165,7 @@ class Inputs:
         return next((kind for kind, holds in kinds.items() if holds), "")
 
     def _adapter_of(self, lora: Any) -> bytes | str:
-        """An adapter as a root has it, or why it is not known."""
+        """An adapter as roots name it, or the kind why it is not known."""
         if self._adapters is None:
             return "adapter_unknown"
         if getattr(lora, "load_inplace", False):
@@ -186,7 +186,7 @@ class Inputs:
         return hashlib.sha256(json.dumps([digest, self._lora, is_3d]).encode()).digest()
 
     def _take(self, job: _Hashing) -> None:
-        """A job has ended; of an item that could not be hashed, nothing is believed again."""
+        """A job has ended. An item that could not be hashed makes its identifier untrusted."""
         failed = job.future.exception() is not None
         job.hashed = _Hashed((_Item("", "", 0, 0),)) if failed else job.future.result()
         for item in job.hashed.items:
@@ -224,7 +224,7 @@ class Inputs:
 
 
 def _why_no_media(config: Any, media: Any) -> str:
-    """The kind for which no request with images, audio or video is shared."""
+    """The kind for which no request with images, audio or video is shared; "": none."""
     if media is None:
         return "media_unknown"
     has_cache = bool(getattr(media, "mm_processor_cache_gb", 0))
@@ -236,7 +236,7 @@ def _why_no_media(config: Any, media: Any) -> str:
 
 
 def _digest_of(config: Any) -> str:
-    """Everything in a configuration that may shape KV."""
+    """The hash of everything in a configuration that may shape KV."""
     if config is None:
         return ""
     fields = {name: value for name, value in vars(config).items() if name not in _SIZES}
@@ -244,7 +244,7 @@ def _digest_of(config: Any) -> str:
 
 
 def _hash_inputs(request: Any, chunk_tokens: int) -> _Hashed:
-    """In a thread of its own: hashing releases the interpreter."""
+    """Hash a request's inputs, on a thread of its own: hashing releases the interpreter lock."""
     items = []
     for feature in request.mm_features or ():
         place = feature.mm_position
@@ -263,16 +263,16 @@ def _hash_inputs(request: Any, chunk_tokens: int) -> _Hashed:
 
 
 def _hash_of(data: Any) -> str:
-    """The hash of nested values; empty where one of them is not to be had, or not known."""
+    """The hash of nested values; "" if one of them is missing or of an unknown type."""
     digest = hashlib.sha256()
     return digest.hexdigest() if _add(digest, data) else ""
 
 
 def _add(digest: Any, value: Any) -> bool:
-    """Add a value with its type and size, so that no two values add the same."""
+    """Add a value with its type and size, so that different values never hash alike."""
     if hasattr(value, "contiguous"):
         return _add_tensor(digest, value)
-    if hasattr(value, "field"):  # of vLLM's, whose data may be elsewhere
+    if hasattr(value, "field"):  # an item of vLLM's, whose data may be elsewhere
         return value.data is not None and _add(digest, value.data)
     if hasattr(value, "items"):
         pairs: Sequence[Any] = sorted(value.items())

@@ -1,9 +1,9 @@
-"""What becomes of each kind of model, configuration and request on vLLM, and where that was seen.
+"""The table of all kinds of models, configurations and requests on vLLM: shared or declined.
 
-This is the only table of it. The connector takes its reasons to decline from here (`identity`,
-`inputs`), docs/compatibility.md is written from it (`make docs`), `forebay plan` says by it what
-would be declined, and tests on real vLLM fail unless the row of what they run names the release
-and the device. It imports nothing of vLLM.
+This is the only such table. The connector takes its reasons to decline from here (`identity`,
+`inputs`), docs/compatibility.md is generated from it (`make docs`), `forebay plan` uses it to tell
+what would be declined, and a test on real vLLM fails unless the row of what it runs names the
+release and the device. Nothing of vLLM is imported.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from typing import Final
 
 CPU: Final = "CPU"
 H200: Final = "H200"
-# Loaders of vLLM that read the files beside the model's configuration: their hash is the weights'.
+# vLLM's loaders that read the files beside the model's configuration, which identify the weights.
 # Others make weights up, or take them from a service, a stream or another file.
 READS_FILES: Final = {
     *("auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes"),
     *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
     "sharded_state",
 }
-# Ways to speculate that store no KV of their own, or a drafter's KV of tokens that are certain.
+# Ways to speculate that store no KV, or a drafter's KV of certain tokens only.
 SPECULATES: Final = {
     *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"),
     *("eagle", "eagle3", "mtp", "draft_model"),
@@ -29,7 +29,7 @@ DRAFTS_WITHOUT_LAYERS: Final = {"ngram", "ngram_gpu", "suffix"}
 
 
 class Heading(StrEnum):
-    """Where docs/compatibility.md shows a kind."""
+    """The heading in docs/compatibility.md under which a kind is shown."""
 
     MODELS = "Models"
     WAYS = "Ways to run"
@@ -37,26 +37,26 @@ class Heading(StrEnum):
 
 
 class Support(StrEnum):
-    """What is shared of a kind."""
+    """Whether a kind is shared."""
 
     SHARED = "shared"
-    ENGINE_DECLINED = "engine declined"  # nothing of such an engine is shared
-    REQUEST_DECLINED = "request declined"  # nothing of such a request is; others are shared
+    ENGINE_DECLINED = "engine declined"  # such an engine shares nothing
+    REQUEST_DECLINED = "request declined"  # such a request is not shared; others are
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row."""
+    """One row of the table."""
 
     heading: Heading
-    what: str  # in the words that a reader of the table looks for
+    what: str  # in words that a reader would look for
     support: Support = Support.SHARED
-    why: str = ""  # it is declined: a sentence of the log, without a full stop
-    ran: tuple[tuple[str, str], ...] = ()  # releases and devices on which a test has seen it
-    note: str = ""  # how it is done, and what was not run
+    why: str = ""  # if declined: why, as logged, without a full stop
+    ran: tuple[tuple[str, str], ...] = ()  # (release, device) on which a test has run it
+    note: str = ""  # how it is shared, and what was not run
 
     def has_run(self, release: str, device: str) -> bool:
-        """Whether a test has seen it there."""
+        """Whether a test has run it there."""
         return (release, device) in self.ran
 
 
@@ -319,26 +319,27 @@ KINDS: Final[dict[str, Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What of an engine's configuration decides whether it is shared, as far as it is known.
+    """The facts of an engine's configuration that decide whether it is shared.
 
-    The connector knows vLLM's whole configuration, `forebay doctor` flags and a model's file.
+    The connector has them from vLLM's whole configuration, `forebay doctor` from flags and a
+    model's file.
     """
 
-    has_states: bool = False  # recurrent ones
-    keeps_states: bool = True  # and tells of them, as vLLM does from 0.29 on with prefix caching
-    zeroes_states: bool = False  # before they are stored
+    has_states: bool = False  # its layers keep recurrent states
+    keeps_states: bool = True  # states at block ends are kept and told, as vLLM does from 0.29 on
+    zeroes_states: bool = False  # freed blocks are zeroed before they are stored
     has_local: bool = False  # layers that look less far back than others
     stages: int = 1
     prefill_context_parallel: int = 1
     decode_context_parallel: int = 1
-    speculation: str | None = None  # its method, empty where it is not named; None: none
+    speculation: str | None = None  # its method, "" if not named; None: it does not speculate
     has_run_time_scales: bool = False
     is_encoder_decoder: bool = False
     is_pooling: bool = False
 
 
 def declined_kinds(of: Configured) -> list[str]:
-    """The kinds, of `KINDS`, for which such an engine is declined; most have none."""
+    """The kinds (of `KINDS`) for which such an engine is declined; most have none."""
     speculates, method = of.speculation is not None, of.speculation or ""
     kinds = {
         "MambaSpec": of.has_states and not of.keeps_states,

@@ -1,4 +1,4 @@
-"""What vLLM carries between its scheduler and its workers: what they are, plans and reports."""
+"""What vLLM carries between its scheduler and its workers: shards, step plans and reports."""
 
 from dataclasses import dataclass
 
@@ -14,21 +14,21 @@ from forebay.engines.step import StepPlan, WorkerReport
 
 @dataclass(frozen=True, slots=True)
 class ShardMetadata(KVConnectorHandshakeMetadata):
-    """What a worker has of every block; the scheduler is told when the KV cache is there."""
+    """A worker's part of every block, told to the scheduler when the KV cache is allocated."""
 
     shard: Shard
     layers: tuple[str, ...]  # of group 0
-    page_bytes: int  # likewise; of the largest, where they differ
-    local_bytes: tuple[int, ...] = ()  # of a block, by group from 1 on
-    full_bytes: int = 0  # of a block of group 0; 0: its layers are equal
+    page_bytes: int  # of group 0; the largest if they differ
+    local_bytes: tuple[int, ...] = ()  # size of a block, by group from 1 on
+    full_bytes: int = 0  # size of a block of group 0; 0: its layers are equal
     local_layers: tuple[tuple[str, ...], ...] = ()  # by group from 1 on
-    unlike: tuple[tuple[str, ...], ...] = ()  # layers, and what shapes each, where that differs
-    interleave: int = 1  # tokens that this rank has before the next one has some
+    unlike: tuple[tuple[str, ...], ...] = ()  # each layer with what shapes it, if they differ
+    interleave: int = 1  # successive tokens that a rank has
     encodes: tuple[int, ...] = ()  # by group, the size of pages that are encoded here; 0: none
 
     @property
     def block_bytes(self) -> tuple[int, ...]:
-        """Of a block, by group."""
+        """The size of a block, by group."""
         return (self.full_bytes or self.page_bytes * len(self.layers), *self.local_bytes)
 
 
@@ -47,7 +47,7 @@ class ReportMetadata(WorkerReport, KVConnectorWorkerMetadata):
         return cls(report.step, report.stored, report.over, report.reach)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportMetadata":
-        """Both workers' reports as one."""
+        """Two workers' reports merged."""
         assert isinstance(other, ReportMetadata)
         self.add(other)
         return self

@@ -1,8 +1,8 @@
 """What the connector tells vLLM's own logger and its /metrics page.
 
-Counts are named by dotted words; the first word chooses the metric, the rest is its label, so a new
-reason needs no line here. Whether the engine shares is a gauge of states, one of which is 1.
-docs/serve.md explains the metrics to operators.
+The name of a count is dotted words: the first one selects the metric, the rest is its label, so a
+new reason needs no line here. Whether the engine shares is a gauge with a series per state, one of
+which is 1. docs/serve.md explains the metrics to operators.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +21,8 @@ _COUNTS: Final = "counts"
 _HOOKS: Final = "hooks"
 _STATE: Final = "state"
 _REASON: Final = "reason"
-_REQUESTS: Final = "requests"  # what became of them, where vLLM traces (`observing.traced`)
-_REQUESTS_MAX: Final = 1 << 10  # of several steps together
+_REQUESTS: Final = "requests"  # outcomes of requests, if vLLM traces (`observing.traced`)
+_REQUESTS_MAX: Final = 1 << 10  # kept when steps are merged
 _BUCKETS: Final = (0.00005, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 # First word of a count → (metric, what it counts, its label or "").
 _METRICS: Final = {
@@ -42,24 +42,24 @@ _METRICS: Final = {
 
 
 class ConnectorStats(KVConnectorStats):
-    """Counts, the seconds of each call of a scheduler's hook, and requests, since the last step."""
+    """Counts, durations of scheduler hooks, and outcomes of requests, since the last step."""
 
     def aggregate(self, other: KVConnectorStats) -> "ConnectorStats":
-        """Both, as one."""
+        """Both merged."""
         counts = dict(self.data.get(_COUNTS, {}))
         for name, more in other.data.get(_COUNTS, {}).items():
             counts[name] = counts.get(name, 0) + more
         hooks = {name: list(seconds) for name, seconds in self.data.get(_HOOKS, {}).items()}
         for name, seconds in other.data.get(_HOOKS, {}).items():
             hooks.setdefault(name, []).extend(seconds)
-        # Only the scheduler's side says it, and of two the later one holds.
+        # Only the scheduler's side tells its state; the later one counts.
         state = other.data.get(_STATE) or self.data.get(_STATE)
         reason = other.data.get(_REASON) or self.data.get(_REASON) or ""
         requests = [*self.data.get(_REQUESTS, ()), *other.data.get(_REQUESTS, ())]
         return ConnectorStats(data=_data(counts, hooks, state, requests[-_REQUESTS_MAX:], reason))
 
     def reduce(self) -> dict[str, int | float]:
-        """One line of vLLM's log."""
+        """The counts for one line of vLLM's log."""
         found: dict[str, int | float] = dict(sorted(self.data.get(_COUNTS, {}).items()))
         if state := self.data.get(_STATE):
             found["is_sharing"] = int(state == SharingState.SHARING)
@@ -74,7 +74,7 @@ class ConnectorStats(KVConnectorStats):
         return not any(self.data.get(name) for name in (_COUNTS, _HOOKS, _STATE, _REQUESTS))
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Clear all counts."""
         self.data.clear()
 
 
@@ -85,7 +85,7 @@ def stats_of(
     requests: list[dict[str, Any]],
     reason: str = "",
 ) -> ConnectorStats | None:
-    """What is new since the last step; None if nothing is. `reason`: why nothing can be shared."""
+    """What was counted since the last step; None if nothing. `reason`: why nothing is shared."""
     told = None if state is None else state.value
     made = ConnectorStats(data=_data(counts, hooks, told, requests, reason))
     return None if made.is_empty() else made
@@ -98,7 +98,7 @@ def _data(
     requests: list[dict[str, Any]],
     reason: str,
 ) -> dict[str, Any]:
-    """Plain values: they cross a process boundary."""
+    """The same as plain values, since they cross a process boundary."""
     data: dict[str, Any] = {_COUNTS: counts, _HOOKS: hooks}
     if requests:
         data[_REQUESTS] = requests
@@ -108,7 +108,7 @@ def _data(
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """The same on vLLM's /metrics page."""
+    """The same counts on vLLM's /metrics page."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class PromMetrics(KVConnectorPromMetrics):
         self._spans: RequestSpans | None = None
 
     def make_spans(self) -> None:
-        """Make a span of every request, from now on; vLLM traces in this process."""
-        # Not imported where it does not: what it needs may not be installed.
+        """From now on make a span of every request; vLLM traces in this process."""
+        # Imported only if vLLM traces: what it needs may not be installed.
         from forebay.engines.vllm.observing.spans import RequestSpans  # noqa: PLC0415
 
         self._spans = RequestSpans.beside_vllm()
@@ -167,7 +167,7 @@ class PromMetrics(KVConnectorPromMetrics):
         engine = self.per_engine_labelvalues[engine_idx]
         if state := transfer_stats_data.get(_STATE):
             self._set_state(engine, state)
-        if reason := transfer_stats_data.get(_REASON):  # of a closed set, and final
+        if reason := transfer_stats_data.get(_REASON):  # one of a closed set, and final
             self._not_sharing.labels(*engine, reason).set(1)
         for name, more in transfer_stats_data.get(_COUNTS, {}).items():
             word, _, rest = name.partition(".")

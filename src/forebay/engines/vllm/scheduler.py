@@ -1,9 +1,9 @@
-"""The scheduler's half of the connector: what to load, what to store, decided in vLLM's own hooks.
+"""The scheduler's half of the connector: decides in vLLM's hooks what to load and to store.
 
-It runs on the thread that schedules, so nothing here waits beyond one limit, for answers that are
-on their way: `_STEP_WAIT_S` a step for all that is asked, and once more if a chunk would be lost
-whose blocks are free. There is no thread and no I/O but a non-blocking socket. `Lookups` asks the
-pool, `EngineLoads` and `EngineStores` follow what is copied; here they meet vLLM's scheduler.
+It runs on the thread that schedules, so it never waits longer than `_STEP_WAIT_S` a step for
+answers that are on their way, and once more if a chunk whose blocks are free would be lost. It has
+no thread and does no I/O except on a non-blocking socket. `Lookups` asks the pool, `EngineLoads`
+and `EngineStores` follow what is copied; here they meet vLLM's scheduler.
 """
 
 import logging
@@ -49,8 +49,8 @@ from forebay.record.region import short
 if TYPE_CHECKING:
     from forebay.engines.vllm.observing.events import PoolEvents
 
-_HASH_WAIT_S: Final = 0.0003  # for the inputs of one request, within a step's wait
-_STEP_WAIT_S: Final = 0.001  # a long ask takes 0.4 to 0.8 ms; a step that is lost costs ten of it
+_HASH_WAIT_S: Final = 0.0003  # wait for one request's inputs, within a step's wait
+_STEP_WAIT_S: Final = 0.001  # a long Ask takes 0.4 to 0.8 ms; a lost step costs ten times this
 _JOIN_S: Final = 2.0
 _log: Final = logging.getLogger("forebay")
 
@@ -67,7 +67,7 @@ class SchedulerConnector:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.budget = ErrorBudget(self.counts)
-        self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
+        self.root: ChainRoot | None = None  # None: the namespace is not known yet, share nothing
         self._pool = session
         self._shape = shape
         each = tuple(group.shard_block_bytes for group in shape.groups)
@@ -87,17 +87,17 @@ class SchedulerConnector:
         self._stores = EngineStores(session, shape, self.counts)
         self.reporter = Reporter(session)
         self._endings = Endings()
-        self._unsent: list[LoadPart] = []  # that the workers are to be told of with the next step
-        self._steps = 0  # built so far
-        self._reported_step = 0  # the last of which the workers have reported
-        self._wait_left_s = _STEP_WAIT_S  # in this step
-        self._has_listened = False  # to the pool, since the last step was built
+        self._unsent: list[LoadPart] = []  # parts to tell the workers with the next step
+        self._steps = 0  # built number of the last step built
+        self._reported_step = 0  # number of the last step that workers have reported
+        self._wait_left_s = _STEP_WAIT_S  # what is left of this step's limit
+        self._has_listened = False  # the pool's messages were read since the last step was built
         self._taken_counts: Counter[str] = Counter()  # counts as of the last `take_counts`
         self._events: PoolEvents | None = None  # None: nobody wants them
 
     def publish(self, cache: Any) -> None:
-        """Make events of what the pool has, from now on; `cache` is vLLM's KV cache."""
-        # Not imported where nobody wants them.
+        """From now on make events about the pool's chunks; `cache` is vLLM's KV cache."""
+        # Imported only if somebody wants events.
         from forebay.engines.vllm.observing.events import PoolEvents  # noqa: PLC0415
 
         self._events = PoolEvents(self._shape, cache, self.counts)
@@ -105,13 +105,13 @@ class SchedulerConnector:
         self._lookups.when_found = self._events.found
 
     def take_events(self) -> list[Any]:
-        """What is new in the pool, and what is gone, in vLLM's own words."""
+        """What is new in the pool and what is gone, as vLLM's events."""
         return [] if self._events is None else self._events.take()
 
     # Requests come and go.
 
     def arrived(self, request: Any) -> None:
-        """A request is new: see how much of it is known."""
+        """A new request: ask the pool how much of it is known."""
         if request.request_id in self._requests:
             return
         self._inputs.begin(request)
@@ -121,7 +121,7 @@ class SchedulerConnector:
             self._identify(self.root, request)
 
     def _identify(self, root: ChainRoot, request: Any) -> None:
-        """Look a request up, as soon as it is known what is in its keys."""
+        """Look a request up once it is known what its keys cover."""
         found = self._inputs.identify(root, request)
         if found is None:
             self._unidentified.add(request.request_id)
@@ -144,16 +144,16 @@ class SchedulerConnector:
 
     def finished(self, request_id: str) -> None:
         """A request has ended; its blocks are free, and whole until the next forward."""
-        # After a reset it is not tracked any more, and yet being stored.
+        # After a reset it is no longer tracked, though it may still be being stored.
         self._stores.blocks_freed(request_id)
         self._forget_inputs(request_id)
         tracked = self._requests.get(request_id)
         if tracked is not None and not tracked.load.is_loading:
             del self._requests[request_id]
             self._lookups.cancel(tracked)
-            self._ended(tracked)  # last: whatever it meets, nothing is held for the request
+            self._ended(tracked)  # last: if it fails, nothing is held for the request
 
-    # The scheduler asks.
+    # The scheduler asks for matches.
 
     def matched(self, request: Any, computed: int) -> Matched:
         """How many tokens beyond `computed` can be loaded; None: ask again."""
@@ -169,7 +169,7 @@ class SchedulerConnector:
         if tracked.load.state is FAILED:
             return 0, False
         if not self._has_listened:
-            self._listen()  # a step is long: what was read meanwhile need not be computed
+            self._listen()  # steps are long: what was read meanwhile need not be computed
             self._has_listened = True
         return self._lookups.matched(tracked, computed, self._loads.copying, self._wait)
 
@@ -187,7 +187,7 @@ class SchedulerConnector:
         expected = self._loads.expected(tracked)
         found: Counter[str] = Counter()
         for tier, tokens in expected.items():
-            # A pool that has no tier below has all of it in DRAM.
+            # A pool without lower tiers has all of it in DRAM.
             found[names[min(tier, len(names) - 1)] if names else ""] += tokens
         return +found
 
@@ -201,11 +201,11 @@ class SchedulerConnector:
         return step
 
     def begin_step(self, output: Any) -> StepMetadata:
-        """What the workers have to load in this step; the engine waits for it: it comes first."""
+        """The workers' loads of this step, planned first since the engine waits for them."""
         self._steps += 1
         tokens = output.total_num_scheduled_tokens
         self._lookups.estimate.built(time.monotonic(), self._steps, tokens)
-        # What was promised is told before a lost pool would take it back.
+        # Before listening: a lost pool would take back what it promised.
         if self._lookups.must_not_fail:
             self._unsent.extend(self._loads.next_parts(self._requests))
         self._listen()
@@ -229,7 +229,7 @@ class SchedulerConnector:
         return step
 
     def add_stores(self, step: StepMetadata, output: Any) -> None:
-        """What the workers have to store in this step, and what to offer for the next."""
+        """Add the workers' stores of this step, and offer what it computes for the next one."""
         if self._stores.must_wait:
             self._wait(lambda: not self._stores.must_wait)
         step.stores = self._stores.next_stores(step.number)
@@ -245,8 +245,8 @@ class SchedulerConnector:
     def reported(
         self, report: WorkerReport | None, received: Iterable[str], failed: set[str]
     ) -> None:
-        """What the workers have done."""
-        # Workers that do not say in which step they are may have told of anything.
+        """Take over what the workers have done."""
+        # Without a report from the workers, this may belong to any step so far.
         step = report.step if report is not None else self._steps
         self._reported_step = max(self._reported_step, step)
         if report is not None:
@@ -259,12 +259,12 @@ class SchedulerConnector:
 
     @property
     def is_joined(self) -> bool:
-        """Whether there is a pool."""
+        """Whether there is a pool now."""
         return self._pool.is_joined
 
     @property
     def has_work(self) -> bool:
-        """Whether the engine must go on stepping though it has nothing to compute."""
+        """Whether the engine must go on stepping even with nothing to compute."""
         if self._loads.is_landing or self._stores.has_work or self.reporter.has_unsent:
             return True
         return any(tracked.load.progress is not None for tracked in self._requests.values())
@@ -276,14 +276,14 @@ class SchedulerConnector:
         return {name: n for name, n in news.items() if n}
 
     def drop_offers(self) -> None:
-        """The engine's memory may hold something else from now on: nothing of before is stored.
+        """Offer no chunk computed so far: the engine's memory may be overwritten from now on.
 
-        What the workers were told to copy they have copied before they heard of anything later.
+        Workers have copied what they were told to copy before they hear of anything later.
         """
         self._stores.drop_offers()
 
     def reset(self) -> None:
-        """Nothing that was looked up before counts any more."""
+        """Forget everything that was looked up."""
         if self._events is not None:
             self._events.lost()
         for request_id in list(self._unidentified):
@@ -294,12 +294,12 @@ class SchedulerConnector:
                 self._requests.pop(tracked.request.request_id)
 
     def join(self) -> None:
-        """Join the pool before the first request, if it is there."""
+        """Join the pool before the first request, if it answers."""
         self._pool.wait_until_joined(time.monotonic() + _JOIN_S)
-        self._pool.poll()  # that it is joined is known from the start
+        self._pool.poll()  # so that it counts as joined from the start
 
     def look_after_pool(self) -> None:
-        """While the engine is idle: notice a pool that went away, and join the next one."""
+        """While the engine is idle: notice that the pool is gone, and join the next one."""
         self.reporter.send()
         self._listen()
 
@@ -311,7 +311,7 @@ class SchedulerConnector:
     # Listening to the pool.
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the pool, within the limit."""
+        """Wait for the pool, within this step's limit."""
         begun = time.monotonic()
         until = begun + self._wait_left_s
         while self._pool.is_joined and not is_done():
@@ -322,18 +322,18 @@ class SchedulerConnector:
         self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
 
     def _wait_for_hash(self, request_id: str) -> None:
-        """Let the hashing thread have the interpreter; steps in a row would hardly let it in."""
+        """Let the hashing thread have the interpreter lock, which busy steps rarely give up."""
         begun = time.monotonic()
         self._inputs.wait(request_id, min(_HASH_WAIT_S, self._wait_left_s))
         self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
 
     def _listen(self) -> None:
-        """Take all that the pool has said, and see whether it is still the same one."""
+        """Read all that the pool has said, and notice if its session has changed."""
         self._check_session()
         while (message := self._pool.take(0.0)) is not None:
             self._dispatch(message)
-        # A welcome may have come with the rest. Later, it would make us forget what is looked up
-        # until then, and the pool would keep it for ever.
+        # A welcome may have come with the rest. Noticed later, it would make us forget lookups that
+        # were made in between, and the pool would keep those for ever.
         self._check_session()
 
     def _check_session(self) -> None:
@@ -351,7 +351,7 @@ class SchedulerConnector:
     # Following the scheduler.
 
     def _follow(self, output: Any) -> None:
-        """Keep every request's block table."""
+        """Follow the block table of every request in this step."""
         for new in output.scheduled_new_reqs:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
@@ -372,7 +372,7 @@ class SchedulerConnector:
                 table.extend(ids)
 
     def _is_computed(self, tracked: TrackedRequest, computed: int) -> None:
-        """The engine computes this request, of which it has so many tokens: its fate is known.
+        """The engine computes this request, having `computed` tokens of it: tell its outcome.
 
         The pool need not keep anything for it.
         """
@@ -384,20 +384,20 @@ class SchedulerConnector:
             self._lookups.cancel(tracked)
 
     def _why_unasked(self, tracked: TrackedRequest) -> Decision:
-        """Why a request is computed for which the scheduler never asked."""
+        """Why a request is computed although the scheduler never asked about it."""
         if not tracked.load.is_wanted:
             return Decision.NOT_SHARED
         return Decision.UNKNOWN if self._pool.is_joined else Decision.NO_POOL
 
     def _ended(self, tracked: TrackedRequest) -> None:
-        """A request has ended; maybe before the engine computed anything of it."""
+        """A request has ended, perhaps before the engine computed anything of it."""
         if not tracked.attribution.is_told:
             self._tell(tracked, Decision.ENDED, len(tracked.request.all_token_ids))
         if tracked.looked_up is not None:
             self._tell_end(tracked, tracked.looked_up)
 
     def _tell_end(self, tracked: TrackedRequest, key: bytes) -> None:
-        """Tell how the answer ended to a request that was looked up, to this last key."""
+        """Tell how the answer ended; `key` is the last key of the request's lookup."""
         request, hints = tracked.request, tracked.hints
         answer = request.all_token_ids[request.num_prompt_tokens :]
         ending = self._endings.classify(versions.finish_reason(request), answer)
@@ -421,7 +421,7 @@ class SchedulerConnector:
         )
 
     def _tell(self, tracked: TrackedRequest, decision: Decision, computed: int) -> None:
-        """The fate of a request is known."""
+        """Tell a request's outcome."""
         known, request = tracked.attribution, tracked.request
         known.is_told = True
         if known.asked_at and not known.begun_at:
@@ -449,21 +449,21 @@ class SchedulerConnector:
         self.reporter.tell(outcome)
 
     def _lose(self, adapters: set[bytes]) -> None:
-        """What these requests compute from now on may be another adapter's."""
+        """Stop loading and storing requests of these adapters, whose files may have changed."""
         if adapters:
             for tracked in self._requests.values():
                 if tracked.root.adapter in adapters:
                     tracked.store.is_wanted = tracked.load.is_wanted = False
 
     def _lost_track(self) -> StepMetadata:
-        """A step could not be built: whose block is whose is not known any more."""
+        """A step could not be built, so nobody knows which block is whose: store nothing."""
         self._stores.drop_all()
         for tracked in self._requests.values():
             tracked.store.is_wanted = False
         return StepMetadata()
 
     def _computed(self, output: Any) -> Iterator[tuple[TrackedRequest, int, int]]:
-        """Requests of this step, with the tokens that are computed before it and after it."""
+        """Requests of this step, with the tokens computed before it and after it."""
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -473,7 +473,7 @@ class SchedulerConnector:
                 yield tracked, before, before + output.num_scheduled_tokens.get(request_id, 0)
 
     def _states(self, output: Any) -> Iterator[LocalRecord]:
-        """States that the engine keeps when this step is done."""
+        """Local records of the states that the engine keeps after this step."""
         for request_id, handed in versions.kept_states(output).items():
             tracked = self._requests.get(request_id)
             if tracked is None or not tracked.store.is_wanted:
@@ -496,7 +496,7 @@ class SchedulerConnector:
             self._lookups.look_up(tracked)
 
     def _load_ended(self, request_id: str, failed: set[str]) -> None:
-        """The engine goes on with a request, whose load went well or not."""
+        """The engine continues with a request, whose load has succeeded or failed."""
         tracked = self._requests.get(request_id)
         if tracked is None or not tracked.load.is_loading:
             return
@@ -509,7 +509,7 @@ class SchedulerConnector:
             self._ended(tracked)
 
     def _session_changed(self) -> None:
-        """A pool came or went: what the old one said means nothing; copies in flight go on."""
+        """Another pool, or none: forget what the old one said; copies in flight go on."""
         self.counts["pool.joined" if self._pool.is_joined else "pool.lost"] += 1
         self.budget.succeeded()  # a new pool has its own budget
         _log.warning("pool %s", "joined" if self._pool.is_joined else f"lost: {self._pool.why}")
@@ -524,8 +524,8 @@ class SchedulerConnector:
 
 
 def untracked_outcome(new: Any, decision: Decision) -> RequestOutcome:
-    """The fate of a request that an engine schedules and shares nothing of."""
-    prompt = len(getattr(new, "prompt_token_ids", None) or ())  # none where it is of embeddings
+    """The outcome of a request that an engine schedules and does not share."""
+    prompt = len(getattr(new, "prompt_token_ids", None) or ())  # none if it is of embeddings
     now = time.time_ns()
     computed = new.num_computed_tokens
     return RequestOutcome(

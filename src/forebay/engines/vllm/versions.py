@@ -8,14 +8,14 @@ from vllm import __version__
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-except ImportError:  # before 0.30: a failed load is reported by its blocks alone
+except ImportError:  # before 0.30 a failed load is reported by its blocks alone
     KVConnectorTransferResults = None
 
 RELEASE: Final = str(__version__)
 
 
 def transfer_results(received: set[str], failed: set[str]) -> Any:
-    """What a worker answers from 0.30 on."""
+    """A worker's results of loads (0.30 and later)."""
     return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
 
@@ -25,12 +25,12 @@ def reports_failed_requests() -> bool:
 
 
 def finish_reason(request: Any) -> str:
-    """Why a request has ended, by vLLM's name of it; empty: it has not, or vLLM does not say."""
+    """Why a request has ended, by vLLM's name for it; "": it has not, or vLLM does not say."""
     return getattr(request.get_finished_reason(), "name", "")
 
 
 def keeps_states(spec: Any) -> bool:
-    """Whether states at the end of blocks are kept, and the connector is told (0.29 and later)."""
+    """Whether states at the ends of blocks are kept and the connector is told (0.29 and later)."""
     import vllm.v1.core.sched.output as told  # noqa: PLC0415
 
     is_told = hasattr(told, "KVConnectorBlockState")
@@ -38,30 +38,30 @@ def keeps_states(spec: Any) -> bool:
 
 
 def is_split_by_tokens(spec: Any) -> bool:
-    """Whether decode context parallelism divides the tokens of a block of this spec over ranks.
+    """Whether decode context parallelism divides the tokens of this spec's blocks over ranks.
 
-    From 0.31 on a spec says so; before, it divides those of every attention.
+    From 0.31 on a spec says so; before, this holds for every attention.
     """
     return bool(getattr(spec, "dcp_sharded", type(spec).__name__ != "MambaSpec"))
 
 
 def is_transferred(group: Any) -> bool:
-    """Whether a group is of ordinary blocks that a connector may load (0.32 has others)."""
+    """Whether a group has ordinary blocks that a connector may load (0.32 has others)."""
     role = getattr(getattr(group, "role", None), "value", "default")
     is_here = not getattr(group, "host_resident", False)
     return role == "default" and is_here and bool(getattr(group, "enable_kv_transfer", True))
 
 
 def kept_states(output: Any) -> dict[str, list[tuple[int, int, int]]]:
-    """The states that a step leaves: request → group, block, tokens."""
+    """The states that are kept after a step: request → (group, block, tokens)."""
     blocks = getattr(output, "kv_connector_block_state", None)
     return getattr(blocks, "boundary_state_offloads", None) or {}
 
 
 def resumes_without_state(config: Any, cache: Any) -> bool:
-    """Whether this vLLM answers wrongly with any connector, even one that stands aside.
+    """Whether this vLLM answers wrongly with any connector, even one that does nothing.
 
-    0.26 goes on behind a prefix of which it has no recurrent state (vllm#46453).
+    0.26 continues after a prefix although it lacks the recurrent state of it (vllm#46453).
     """
     has_states = any(
         type(group.kv_cache_spec).__name__ == "MambaSpec" for group in cache.kv_cache_groups
@@ -71,18 +71,18 @@ def resumes_without_state(config: Any, cache: Any) -> bool:
 
 
 def zeroes_before_stores(config: Any, cache: Any) -> bool:
-    """Whether blocks that were freed are zeroed before what was offered of them is copied.
+    """Whether freed blocks are zeroed before their offered chunks are copied.
 
-    The newer model runner does so, where a model has states or numbers of several precisions.
+    The newer model runner does so if a model has states or numbers of several precisions.
     """
     is_v2 = bool(getattr(config, "use_v2_model_runner", False))
     return is_v2 and bool(getattr(cache, "needs_kv_cache_zeroing", False))
 
 
 def wanted_layout() -> str | None:
-    """The layout that makes a block one run of bytes over all layers (0.29 and later, on a GPU).
+    """The layout in which a block is one run of bytes over all layers (0.29 and later, on a GPU).
 
-    Read in vLLM's code up to 0.32, not run there: what it costs its attention is not known.
+    Known from vLLM's code up to 0.32, not run there: what it costs vLLM's attention is not known.
     """
     try:
         from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415
@@ -95,29 +95,29 @@ def wanted_layout() -> str | None:
 
 
 def layout_of(config: Any, cache: Any) -> str:
-    """The layout of the KV cache, as the engine declares it."""
+    """The KV cache's layout, as the engine declares it."""
     declared = getattr(cache, "kv_cache_layout", None)
     if declared is not None:
         return str(declared)
     from vllm.config import set_current_vllm_config  # noqa: PLC0415 - before 0.32
     from vllm.v1.attention.backends.utils import get_kv_cache_layout  # noqa: PLC0415
 
-    # A scheduler in a process of its own has no current configuration to ask for it.
+    # A scheduler in a separate process has no current configuration to ask for it.
     with set_current_vllm_config(config):
         return str(get_kv_cache_layout())
 
 
 def storage_medium(events: Any) -> str:
-    """How vLLM's events name a local disk."""
-    # Until 0.26 files and objects have names of their own.
+    """The name of a local disk in vLLM's events."""
+    # Up to 0.26, files and objects have names of their own.
     return str(getattr(events, "MEDIUM_STORAGE", None) or events.MEDIUM_FS)
 
 
 def event_keys(extra: list[Any]) -> list[Any] | None:
-    """What the hashes of some blocks cover beside tokens, as vLLM's events have it."""
+    """What the hashes of some blocks cover beside tokens, as in vLLM's events."""
     from vllm.v1.core import kv_cache_utils  # noqa: PLC0415
 
-    without_tags = getattr(kv_cache_utils, "to_event_extra_keys", None)  # where it has tags
+    without_tags = getattr(kv_cache_utils, "to_event_extra_keys", None)  # if keys have tags
     if without_tags is None:
         return extra
     found: list[Any] | None = without_tags(extra)
@@ -137,7 +137,7 @@ def is_traced(config: Any) -> bool:
 
 
 def hit_sources(tiers: Mapping[str, int]) -> dict[Any, int]:
-    """Tokens of our tiers, by vLLM's names for where they came from (0.32 and later)."""
+    """Tokens by tier, under vLLM's names for their sources (0.32 and later)."""
     from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: PLC0415
 
     names = {"dram": CacheHitSource.HOST, "disk": CacheHitSource.DISK}

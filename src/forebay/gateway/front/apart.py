@@ -1,4 +1,4 @@
-"""Prefill and decode apart: a long prompt is computed by one engine, and answered by another.
+"""Prefill and decode apart: one engine computes a long prompt, another one answers it.
 
 The first is asked for one token, so that the prompt's KV goes to the pool; the second loads it from
 there, and waits in its pool for what is still being stored: `computed_tokens` in its hints says so.

@@ -1,4 +1,4 @@
-"""One request on its way through the gateway: placed, sent to an engine, its answer passed on.
+"""Carries one request through the gateway: place it, send it to an engine, pass on its answer.
 
 Promised: bytes pass unchanged; nothing is sent twice after the first byte of an answer, and before
 it only where no connection could be made, or the engine said 502 or 503; a stream that breaks ends

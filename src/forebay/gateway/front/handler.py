@@ -1,4 +1,4 @@
-"""The front: who asks, what for, and the answers that the gateway gives itself.
+"""The front's entry: who asks and what for, and the answers that the gateway gives itself.
 
 Promised: every request is answered, or its connection ends; nothing of a request's content is
 logged; engines' own endpoints for operators cannot be reached through it.

@@ -1,4 +1,4 @@
-"""What is seen of an answer while it passes: whole events, tokens as told, why it ended.
+"""Watches an answer as it passes: whole events, tokens as told, and why it ended.
 
 Bytes are never changed. Of a stream only whole events are passed on, so that an answer which breaks
 off ends between two; of what was passed, the last `TAIL_BYTES` are kept until its end.

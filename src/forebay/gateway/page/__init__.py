@@ -1,4 +1,4 @@
-"""The gateway's page for operators, below `/dashboard/`; charts and style are the pool dashboard's.
+"""The gateway's page for operators, below `/dashboard/`, with the pool dashboard's charts.
 
 Promised: only files that are named in `TYPES` are given out, and none names another host. What the
 page shows it asks for at `stats.json` beside it.

@@ -1,4 +1,4 @@
-"""When a request goes to which engine: holds what no engine can start, and keeps the books.
+"""Decides when a request goes to which engine, queues the others, and counts what each key uses.
 
 Promised: an engine is given a request only when it can start it; keys, engines and queues are
 accounted for once, however a request ends; nothing waits longer than the file says. Assumed: one

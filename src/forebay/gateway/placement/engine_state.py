@@ -1,4 +1,4 @@
-"""What the gateway knows of one engine: whether to use it, what it is busy with, how fast it is.
+"""What the gateway knows of one engine: whether to use it, its current work and its speed.
 
 Only connection failures, answers 502 and 503, and answers that break off count against an engine;
 what is a client's fault never does. An engine that counts as down is asked for its health, and gets

@@ -1,4 +1,4 @@
-"""Keys while the gateway runs: who presented a token, and whether it may have one more request."""
+"""API keys at run time: which key a token belongs to, and whether it may have another request."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""Which prefixes a medium likely holds: an approximate map, least recently used out first.
+"""Which prefixes a medium probably holds: an approximate map that drops the least recently used.
 
 A prompt is a chain of parts (messages, or blocks of text), each named by a hash over all parts up
 to it. What an engine was sent, its KV cache likely has, up to its size. Nothing here knows tokens:

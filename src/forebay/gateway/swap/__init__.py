@@ -1,1 +1,1 @@
-"""Several engines on one GPU, one of them awake: which, when, and how it gets there."""
+"""Several engines on one GPU, of which one is awake: which one, when, and how."""

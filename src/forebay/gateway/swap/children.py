@@ -1,4 +1,4 @@
-"""Processes of engines that the gateway starts, and finds again after it was killed.
+"""Engine processes that the gateway starts, and finds again after it was killed.
 
 Each runs in a session of its own and is noted in a file of `state_dir` before anything depends on
 it: number and time of its start, which together name one process, a hash of its command, the level

@@ -1,4 +1,4 @@
-"""Has one engine sleep and wake, over its endpoints for developers; nothing else uses those.
+"""Makes one engine sleep and wake, through its developer endpoints; nothing else uses those.
 
 Never with `mode=abort`, which ends answers as if they were whole. What goes wrong is a value: a
 sentence that says why, empty where it went well.

@@ -1,4 +1,4 @@
-"""Which resting engine a waiting request is for. Pure: reads the books of placement alone.
+"""Which sleeping engine a waiting request is for. Pure: only reads the state of placement.
 
 A request waits for its model. Where another engine of the model is awake or waking, a resting one
 is wanted only after the request has waited for longer than waking takes: until then waiting costs

@@ -1,4 +1,4 @@
-"""Carries out what the policy decides for one GPU: drains, puts to sleep, wakes, one at a time.
+"""Carries out the policy's decisions for one GPU: drain, sleep, wake, one at a time.
 
 Promised: an engine is given requests only while it is awake and has computed a token since it woke;
 answers under way are kept across its sleep, and it is woken again for them; what fails is tried

@@ -1,4 +1,4 @@
-"""One engine of a shared GPU: has it sleep, wake, start and stop, and says what came of it.
+"""One engine of a shared GPU: makes it sleep, wake, start and stop, and reports the result.
 
 Every way to rest is tried before its process is ended, and answers under way are never aborted:
 sleep with `keep`, again, with `wait`, then stop. After each wake it computes a token before it is

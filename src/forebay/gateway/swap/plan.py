@@ -1,4 +1,4 @@
-"""How each engine of a GPU rests while another is awake, by the host memory that there is.
+"""How each engine of a GPU rests while another one is awake, given the host memory.
 
 Pure. Engines that may sleep do so at level 1, their weights in host memory, in the file's order as
 long as these fit beside the pool's slab. Memory that vLLM has taken for weights it keeps while it

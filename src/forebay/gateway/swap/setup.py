@@ -1,4 +1,4 @@
-"""Everything of swapping put together for a gateway that begins."""
+"""Creates everything for swapping when a gateway starts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What the checks look at: what the command was given, and what this machine says, read when asked.
+"""What the checks look at: the command's arguments, and facts of this machine, read when needed.
 
 Every fact is read through the `sys` layer, with the machine's `proc`, `sys` and `dev` beneath one
 root. What cannot be read is None. Nothing is changed, but for a file without content that shows

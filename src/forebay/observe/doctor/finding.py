@@ -1,4 +1,4 @@
-"""A check of the doctor, and what it finds: how bad, what is, and what to do about it."""
+"""A check of the doctor and its finding: how bad it is, what is wrong, and what to do."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

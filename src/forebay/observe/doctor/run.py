@@ -1,4 +1,4 @@
-"""All checks, one after the other; one that fails is a finding itself and ends no other."""
+"""Runs all checks, one after the other; a check that fails is a finding and ends no other."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final

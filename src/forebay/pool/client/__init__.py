@@ -1,4 +1,4 @@
-"""Joining a pool from a script or an engine of one's own; docs/client.md has the guide."""
+"""For scripts and engines that join a pool; docs/client.md has the guide."""
 
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.client import Client

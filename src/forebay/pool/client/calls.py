@@ -1,4 +1,4 @@
-"""Calls that wait for their answers, over one session: numbered, matched, bounded by a deadline."""
+"""Blocking calls over one session: numbered, matched with their answers, with deadlines."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _Answer = TypeVar("_Answer", bound=PoolMessage)
 
 
 class LookedUp(NamedTuple):
-    """A request that the pool knows; whoever looked it up asks for it, or cancels it."""
+    """A request that was looked up; whoever did so asks for it, or cancels it."""
 
     request: int
     known: int  # chunks, from the first, in any tier
@@ -22,19 +22,19 @@ class LookedUp(NamedTuple):
 
 
 class Calls:
-    """What a blocking client has asked, and which answers nobody waits for any more."""
+    """What a blocking client has asked, and which answers are no longer wanted."""
 
     def __init__(self, session: PoolSession, clock: Clock) -> None:
         self.session = session
         self.clock = clock
-        self._engine = ""  # the session's name when anything was last asked
-        self._number = 0  # of the last request or batch; never used twice
-        self._abandoned: set[int] = set()  # batches whose answer came too late
-        self._posted: Counter[type] = Counter()  # messages, by the kind of their answer
+        self._engine = ""  # the session's name at the last call
+        self._number = 0  # number of the last request or batch; never used twice
+        self._abandoned: set[int] = set()  # batches whose answer is no longer wanted
+        self._posted: Counter[type] = Counter()  # messages, by the type of their answer
         self._answered: Counter[type] = Counter()
 
     def begin(self) -> None:
-        """Before anything is asked: what a lost session was asked is never answered."""
+        """Start a call: forget what a lost session was asked, which is never answered."""
         if self._engine != self.session.engine:
             self._engine = self.session.engine
             self._abandoned.clear()
@@ -42,12 +42,12 @@ class Calls:
             self._answered.clear()
 
     def number(self) -> int:
-        """One that no request or batch of this client has had."""
+        """A number that no request or batch of this client has had."""
         self._number += 1
         return self._number
 
     def call(self, message: ClientMessage, kind: type[_Answer], until: float) -> _Answer | Miss:
-        """Say something whose answers come in order, one a message, and wait for this one's."""
+        """Send a message and wait for its answer, a `kind` that comes in order of the questions."""
         self._posted[kind] += 1
         number = self._posted[kind]
         self.session.post(message)
@@ -56,7 +56,7 @@ class Calls:
     def wait(
         self, kind: type[_Answer], wanted: Callable[[_Answer], bool], until: float
     ) -> _Answer | Miss:
-        """The answer that is wanted; older ones that come before it are put away."""
+        """The first `kind` that is `wanted`; other messages that come before it are put away."""
         while (message := self.session.take(until)) is not None:
             self._answered[type(message)] += 1
             if isinstance(message, kind) and wanted(message):
@@ -65,7 +65,7 @@ class Calls:
         return Miss(MissReason.DEADLINE if self.session.is_joined else MissReason.NO_POOL)
 
     def look_up(self, chain: Chain, until: float) -> LookedUp | Miss:
-        """See how much of a chain the pool knows."""
+        """Ask the pool how much of a chain it knows."""
         request = self.number()
         salt_hash = self.session.salt_hash(chain.salt)
         names = (chain.namespace, chain.group, chain.shorts())
@@ -77,16 +77,16 @@ class Calls:
         return LookedUp(request, found.known, found.ready)
 
     def rest(self, until: float) -> None:
-        """Do nothing until then, unless something comes."""
+        """Sleep until then, or until something arrives."""
         if self.session.connection is not None:
             self.session.connection.rest(until)
 
     def abandon(self, batch: int) -> None:
-        """Stop waiting for this batch's answer; slots that it brings go back at once."""
+        """Stop waiting for this batch's answer; slots that it brings are given back at once."""
         self._abandoned.add(batch)
 
     def _put_away(self, message: PoolMessage) -> None:
-        """A late answer: nobody wants it, but it may have brought slots."""
+        """Drop a message that nobody waits for, giving back the slots it brings."""
         if isinstance(message, Reserved) and message.batch in self._abandoned:
             self._abandoned.discard(message.batch)
             self.session.abort(message.generation, message.answers)

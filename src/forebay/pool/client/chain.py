@@ -10,23 +10,23 @@ from forebay.record.region import SHORT_KEY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The chunks of one prompt, from its first on, by their full keys."""
+    """The chunks of one prompt, from the first on, by their full keys."""
 
     namespace: bytes  # 32 bytes; `forebay.identity.namespace.fingerprint` makes one
     keys: Sequence[bytes]  # 32 bytes each; `forebay.identity.keys.KeyChain` makes them
     group: int = 0
-    salt: str = ""  # that the keys were made with; says whose the chunks are
+    salt: str = ""  # the salt that the keys were made with; decides the tenant
 
     def __post_init__(self) -> None:
         assert len(self.namespace) == NAMESPACE_BYTES
         assert all(len(key) == KEY_BYTES for key in self.keys)
 
     def shorts(self) -> bytes:
-        """The keys as a lookup carries them; those that no message may have are not looked up."""
+        """The short keys for a lookup, at most as many as a message may have."""
         return b"".join([key[:SHORT_KEY_BYTES] for key in self.keys[:KEYS_MAX]])
 
     def runs(self, lengths: Sequence[tuple[int, int]], salt_hash: bytes = b"") -> list[ChunkRun]:
-        """Runs for (position, payload bytes) in order: successive chunks of one length are one."""
+        """Runs for (position, payload bytes) in order: consecutive chunks of one length."""
         runs: list[ChunkRun] = []
         start = 0
         for end in range(1, len(lengths) + 1):

@@ -1,7 +1,7 @@
-"""A synchronous client: every call has a deadline, answers with a value and never raises.
+"""A synchronous client: every call has a deadline, returns a value and never raises.
 
-A pool that is gone makes every call a miss at once; each call looks whether it is back, and joins
-it anew. A client belongs to one thread. After a fork, the child's copy joins for itself.
+If the pool is gone, a call is a miss at once; each call checks whether it is back, and joins it
+again. A client belongs to one thread. After a fork, the child's copy joins for itself.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ from forebay.tenants import TenantSetting
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 2.0
-_JOIN_S_MAX: Final = 1.0  # a load or a store waits no longer for a pool's welcome
-_ASK_SHARE: Final = 0.9  # of the time left, so that the pool's answer is here before it is over
+_JOIN_S_MAX: Final = 1.0  # how long a load or a store waits for a pool's welcome
+_ASK_SHARE: Final = 0.9  # share of the time left, so that the pool's answer arrives in time
 
 _Answer = TypeVar("_Answer", bound=PoolMessage)
 
 
 class Client:
-    """One member of a pool."""
+    """A pool's client."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Client:
         pool_uids: Collection[int] = (),
         is_operator: bool = False,
     ) -> None:
-        """Nothing is joined yet; `socket` is a path (`forebay.pool.service.socket_path`).
+        """Joins nothing yet; `socket` is a path (`forebay.pool.service.socket_path`).
 
         `pool_uids` are users, besides this one and root, whose pool is trusted. An operator only
         looks, clears and resizes: it neither loads nor stores, and maps no memory.
@@ -76,7 +76,7 @@ class Client:
 
     @property
     def why(self) -> str:
-        """In one sentence, where there is no pool, why."""
+        """Why there is no pool, in one sentence."""
         return self._session.why
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class Client:
         self.close()
 
     def join(self, timeout_s: float = TIMEOUT_S) -> bool:
-        """Whether there is a pool; `why` says why not. Waits for its welcome as long as it is told.
+        """Whether there is a pool, waiting for its welcome up to `timeout_s`; else see `why`.
 
         Other calls join by themselves; a load or a store waits for a second at most.
         """
@@ -99,7 +99,7 @@ class Client:
 
     @property
     def generation(self) -> int | None:
-        """Of the slab that is mapped now; None while there is no pool."""
+        """The generation of the mapped slab; None while there is no pool."""
         return self._session.generation or None
 
     def lookup(self, chain: Chain, timeout_s: float = TIMEOUT_S) -> Known | Miss:
@@ -117,10 +117,10 @@ class Client:
     def load(
         self, chain: Chain, first: int = 0, timeout_s: float = TIMEOUT_S
     ) -> Iterator[Loaded | Miss]:
-        """Chunks of a chain from `first` on, as many as the pool promises at once, verified.
+        """Yields chunks of a chain from `first` on, as many as the pool promises at once, verified.
 
-        They lie in the pool's memory, read-only, and are pinned until the block ends; then the
-        views are released, and nothing that was cut from them may be used any more.
+        They lie in the pool's memory, read-only, and are pinned until the `with` block ends. Then
+        the views are released; nothing sliced from them may be used any more.
         """
         promise = self._promised(chain, first, self._clock.monotonic() + timeout_s)
         if isinstance(promise, Miss):
@@ -137,10 +137,10 @@ class Client:
     def stream(
         self, chain: Chain, first: int = 0, timeout_s: float = TIMEOUT_S
     ) -> Iterator[tuple[int, memoryview]]:
-        """Chunks from `first` on with their positions, also more than the pool's memory holds.
+        """Yields chunks from `first` on with their positions, even more than DRAM can hold.
 
         Each is verified, read-only, and valid until the next one is asked for. Ends before the
-        first chunk that cannot be had; no step takes longer than `timeout_s`.
+        first chunk that fails; no step takes longer than `timeout_s`.
         """
         if self._joins(self._clock.monotonic() + timeout_s):
             yield from StreamCall(self._calls, chain, timeout_s).run(first)
@@ -152,9 +152,9 @@ class Client:
         first: int = 0,
         timeout_s: float = TIMEOUT_S,
     ) -> Receipt:
-        """Store the payloads of chunks first, first + 1, …; what finds no slot is tried again.
+        """Store the payloads of chunks first, first + 1, …; retries those that find no slot.
 
-        A payload may be several buffers, which are stored one behind the other.
+        A payload may be several buffers, which are stored one after the other.
         """
         assert first + len(payloads) <= len(chain.keys)
         until = self._clock.monotonic() + timeout_s
@@ -190,7 +190,7 @@ class Client:
     def clear(
         self, namespace: str | None, timeout_s: float = TIMEOUT_S, *, scrub: bool = False
     ) -> AdminOutcome | Miss:
-        """Delete a namespace, named by its first 8 to 64 hex digits, or everything: None."""
+        """Delete a namespace, named by its first 8 to 64 hex digits, or everything (None)."""
         if namespace is not None and not is_namespace(namespace):
             return AdminOutcome(ok=False, sentence=NAMESPACE_RULE)
         return self._operate(Clear(namespace, scrub), timeout_s)
@@ -204,17 +204,17 @@ class Client:
     def forget(
         self, tenant: str, timeout_s: float = TIMEOUT_S, *, scrub: bool = False
     ) -> AdminOutcome | Miss:
-        """Delete all that is a tenant's, everywhere; the answer comes when it is gone."""
+        """Delete everything of a tenant, in every tier; answers when it is gone."""
         return self._operate(Forget(tenant, scrub), timeout_s)
 
     def rotate(self, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
-        """Let the pool read its keys again, and encrypt new records under new ones."""
+        """Have the pool read its keys again, and encrypt new records under new ones."""
         return self._operate(Rotate(), timeout_s)
 
     def close(self) -> None:
-        """Leave the pool; what is still being read stays mapped until it is let go of.
+        """Leave the pool. What is still being read stays mapped until its views are released.
 
-        The pool keeps it where it is until this process ends.
+        The pool keeps it in place until this process ends.
         """
         self._session.close()
 
@@ -250,7 +250,7 @@ class Client:
         return request, loaded
 
     def _loaded(self, chain: Chain, promise: Promise) -> Loaded | Miss:
-        """The views that a promise means, if it is one for exactly these chunks of this slab."""
+        """The views of a promise; a miss if it is not for exactly these chunks of this slab."""
         if not promise.total:
             return Miss(MissReason.DEADLINE)
         slab = self._session.slab
@@ -261,12 +261,12 @@ class Client:
         return Loaded(promise.first, tuple(views))
 
     def _joins(self, until: float, wait_s: float = _JOIN_S_MAX) -> bool:
-        """Whether there is a pool; joined anew if it was lost, within `wait_s`."""
+        """Whether there is a pool; a lost one is joined again, within `wait_s`."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._session.disown()
         if self._session.connection is not None:
-            self._session.connection.pump()  # notices a pool that is gone
+            self._session.connection.pump()  # notices if the pool is gone
         limit = min(until, self._clock.monotonic() + wait_s)
         if not self._session.wait_until_joined(limit):
             return False

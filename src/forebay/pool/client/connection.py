@@ -1,4 +1,4 @@
-"""Messages over one socket to a pool: sent and received without waiting, or until a deadline."""
+"""Messages over one socket to a pool, sent and received without waiting or until a deadline."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class PoolConnection:
 
     def __init__(self, connection: socket.socket, clock: Clock) -> None:
         self.is_lost = False
-        self.fds: list[int] = []  # that came along; ours to close
+        self.fds: list[int] = []  # descriptors that came with messages; ours to close
         self._connection = connection
         self._clock = clock
         self._reader = wire.pool_reader()
@@ -29,15 +29,15 @@ class PoolConnection:
         self._output = bytearray()
 
     def post(self, message: ClientMessage, *, later: bool = False) -> None:
-        """Send as much as the kernel takes now; the rest goes with the next call.
+        """Send what the kernel takes now; the rest goes with the next call.
 
-        `later`: all of it goes with the next call, so that it costs no system call of its own.
+        `later`: send all of it with the next call, which saves a system call.
         """
         if self.is_lost:
             return
         frame = wire.encode(message)
         if len(self._output) + len(frame) > _OUTPUT_BYTES_MAX:
-            self.close()  # the pool does not read
+            self.close()  # the pool has stopped reading
             return
         self._output += frame
         if not later:
@@ -45,11 +45,11 @@ class PoolConnection:
 
     @property
     def has_output(self) -> bool:
-        """Whether the kernel has not taken all that was posted."""
+        """Whether some of what was posted was not taken by the kernel yet."""
         return bool(self._output) and not self.is_lost
 
     def take(self, until: float) -> PoolMessage | None:
-        """The next message; None when the time is up, or the connection is lost."""
+        """The next message, or None if the time is up or the connection is lost."""
         while not self._inbox and not self.is_lost:
             timeout_s = until - self._clock.monotonic()
             if timeout_s <= 0:
@@ -60,14 +60,14 @@ class PoolConnection:
         return self._inbox.popleft() if self._inbox else None
 
     def rest(self, until: float) -> None:
-        """Do nothing until then, unless something comes."""
+        """Sleep until then, or until something arrives."""
         timeout_s = until - self._clock.monotonic()
         if not self.is_lost and timeout_s > 0:
             sockets.wait(self._connection, write=False, timeout_s=timeout_s)
             self.pump()
 
     def pump(self) -> None:
-        """Write and read what can be without waiting; notices a pool that is gone."""
+        """Write and read as much as possible without waiting; notices if the pool is gone."""
         self._flush()
         while not self.is_lost and len(self._inbox) < _INBOX_MAX:
             try:
@@ -89,12 +89,12 @@ class PoolConnection:
                 self._inbox.append(message)
 
     def take_fds(self, count: int) -> list[int]:
-        """The next descriptors that came along, as many as a message says; the caller's now."""
+        """The next `count` descriptors that came with messages; the caller has to close them."""
         taken, self.fds = self.fds[:count], self.fds[count:]
         return taken
 
     def close(self) -> None:
-        """Hang up; what has arrived can still be taken."""
+        """Close the connection; messages that have arrived can still be taken."""
         self.is_lost = True
         with contextlib.suppress(OSError):
             self._connection.close()

@@ -1,13 +1,13 @@
-"""A session with a pool: joined without waiting, lost, and joined anew under a new name.
+"""A session with a pool: joined without waiting and, if lost, joined again under a new name.
 
-Everybody who joins a pool stands on this: the blocking client, the scheduler of an engine, its
-workers. A lost session is never resumed. Its successor has another name, so that the pool takes
-back by its own rules what it had lent to the old one; but what it had *promised* to the old one it
-keeps pinned until it hears `Settled` of that name. That is said here, once nobody reads any more
-what was promised, and said again after every join, since a connection may be lost with it.
+All clients of a pool use this: the blocking client, an engine's scheduler, its workers. A lost
+session is never resumed. Its successor has another name, so the pool takes back by its own rules
+what it had lent to the old one; but what it had *promised* to the old one it keeps pinned until it
+hears `Settled` of that name. `Settled` is sent from here once nobody reads any more what was
+promised, and again after every join, since a connection may be lost with it.
 
-A pool is trusted before a byte is sent to it: its socket lies where nobody else can put one, and
-the process that listens there is this user's, root's, or that of a user who was named.
+A pool must be trusted before a byte is sent to it: its socket lies where nobody else can put one,
+and the process that listens there belongs to this user, to root, or to a user that was named.
 
 The next slab is mapped only after the last one is unmapped, so that host memory is never counted
 twice.
@@ -39,18 +39,18 @@ from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.sys.shared import Segment
 
-REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
+REFUSED: Final = "the pool refuses: "  # how `why` begins if asking again is no use
 UNTRUSTED: Final = "the pool is not trusted: "  # likewise
-UNANSWERED: Final = "the pool has not answered yet."  # `why` while it may still
-_WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
-_UNANSWERED_PAUSE_S: Final = 0.5  # for so long
-_NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this process ends
+UNANSWERED: Final = "the pool has not answered yet."  # `why` while it may still answer
+_WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone for a while
+_UNANSWERED_PAUSE_S: Final = 0.5  # how long it is left alone
+_NAMES_MAX: Final = 16  # lost sessions remembered; older ones are settled when this process ends
 
 
 class PoolSession:
-    """One connection of an engine or client to the pool, made again when it is lost.
+    """One connection of an engine or client to the pool, joined again when it is lost.
 
-    Owned by one thread; only `take` waits.
+    Owned by one thread; only `take` and `wait_until_joined` wait.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class PoolSession:
         retry_s: float = 0.0,
         pool_uids: Collection[int] = (),
     ) -> None:
-        """Nothing is joined yet. `engine` is the name to join under; empty: a new one each time.
+        """Joins nothing yet. `engine` is the name to join under; "": a new one each time.
 
         `pool_uids` are users, besides this one and root, whose pool is trusted.
         """
-        self.why = ""  # in one sentence, while there is no pool
-        self.engine = ""  # our name in the pool
-        self.generation = 0  # of its slab; 0: not joined
-        self.tiers: Sequence[str] = ()  # of the pool, by number; 0 is DRAM
-        self.salt_key = b""  # what the pool has salts hashed with; empty: it has no tenants
+        self.why = ""  # why there is no pool, in one sentence
+        self.engine = ""  # the name we joined under
+        self.generation = 0  # generation of its slab; 0: not joined
+        self.tiers: Sequence[str] = ()  # names of the pool's tiers, by number; 0 is DRAM
+        self.salt_key = b""  # key for hashing salts; empty: the pool has no tenants
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
         self.is_operator = False  # set before joining: it only looks, clears and resizes
-        self.inherited: MappedSlab | None = None  # likewise: mapped before; joined only with it
+        self.inherited: MappedSlab | None = None  # set before joining: a slab mapped earlier
         self._socket_path = socket_path
         self._clock = clock
         self._name = engine
@@ -85,8 +85,8 @@ class PoolSession:
         self._retry_at = 0.0
         self._connected_at = 0.0
         self._seen = ""  # the name under which `poll` last found us joined
-        self._reads: set[int] = set()  # of what was promised in this session
-        self._lost_reads: dict[str, set[int]] = {}  # a lost session's name → reads of it
+        self._reads: set[int] = set()  # serials of reads of what this session was promised
+        self._lost_reads: dict[str, set[int]] = {}  # a lost session's name → serials of its reads
 
     @property
     def is_joined(self) -> bool:
@@ -95,16 +95,16 @@ class PoolSession:
 
     @property
     def is_joining(self) -> bool:
-        """Whether the pool has still to welcome us."""
+        """Whether we wait for the pool's welcome."""
         return self.connection is not None and not self.is_joined
 
     @property
     def has_output(self) -> bool:
-        """Whether something that was said has not gone out yet."""
+        """Whether something posted has not gone out yet."""
         return self.connection is not None and self.connection.has_output
 
     def poll(self) -> bool:
-        """Go on joining, or notice a loss; True: joined or lost since the last call."""
+        """Go on joining, or notice a loss; True if joined or lost since the last call."""
         if self.is_joining:
             self.take(0.0)
             if self.is_joining and self._clock.monotonic() > self._connected_at + _WELCOME_S:
@@ -117,28 +117,28 @@ class PoolSession:
         return self._seen != before
 
     def wait_until_joined(self, until: float) -> bool:
-        """Join, and wait for the pool's welcome until then; whether there is a pool."""
+        """Join, waiting for the pool's welcome until then; whether there is a pool."""
         self.poll()
         while self.is_joining and self._clock.monotonic() < until:
             self.take(until)
         return self.is_joined
 
     def post(self, message: ClientMessage, *, later: bool = False) -> None:
-        """Say something, if there is anyone to hear it; `later`: with whatever is said next."""
+        """Send a message if there is a pool; `later`: along with the next one."""
         if self.connection is not None:
             self.connection.post(message, later=later)
 
     def salt_hash(self, salt: str) -> bytes:
-        """A request's salt as this pool is told of it; empty: there is none, or no tenants."""
+        """The hash of a salt, for this pool; empty if there is no salt, or no tenants."""
         return salt_hash(salt, self.salt_key) if salt and self.salt_key else b""
 
     def abort(self, generation: int, answers: Iterable[int]) -> None:
-        """Give back the slots among these answers to a `Reserve`: they will not be filled."""
+        """Give back the slots among these answers to a `Reserve`."""
         for offsets in in_batches([answer for answer in answers if answer >= 0]):
             self.post(Abort(generation, offsets))
 
     def take(self, until: float) -> PoolMessage | None:
-        """The next message; waits for one until then. Welcomes and refusals are dealt with here."""
+        """The next message, waiting until then. Handles welcomes and refusals itself."""
         connection = self.connection
         if connection is None:
             return None
@@ -161,29 +161,29 @@ class PoolSession:
         return self._unmap()
 
     def leave_slab(self) -> MappedSlab | None:
-        """Leave, and let the caller have the mapping, which is his to close."""
+        """Leave, and hand the mapping to the caller, who has to close it."""
         self._hang_up()
         slab, self.slab = self.slab, None
         return slab
 
     def disown(self) -> None:
-        """After a fork, in the child: the session is the parent's, and so is what it reads."""
+        """In the child of a fork: the session, and what it reads, belong to the parent."""
         self.close()
         self.slab, self._retry_at = None, 0.0
         self._reads, self._lost_reads = set(), {}
 
-    # What is read of what was promised, where it is not by views of the slab in this process.
+    # Reads of promised slots by others than views of the slab in this process.
 
     def begin_read(self, serial: int) -> None:
         """Somebody was told to read slots that were promised in this session.
 
-        It may be lost by now and its user not know yet: then they were promised in the lost one.
+        If the session was lost just now, they were promised in the lost one.
         """
         reads = self._reads if self.is_joined else self._lost_reads.get(self.engine, self._reads)
         reads.add(serial)
 
     def end_read(self, serial: int) -> None:
-        """These chunks are read no more; with a lost session's last, the pool is told."""
+        """A read has ended; after the last one of a lost session the pool is told."""
         self._reads.discard(serial)
         for name, serials in self._lost_reads.items():
             if serial in serials:
@@ -214,7 +214,7 @@ class PoolSession:
         self.post(Hello(PROTOCOL, self.engine, self.is_operator))
 
     def _trusted_connection(self) -> socket.socket | str:
-        """A connection to a pool that may be believed, or in one sentence why there is none."""
+        """A connection to a trusted pool, or in one sentence why there is none."""
         path, uids = self._socket_path, self._pool_uids
         try:
             unsafe = address.why_unsafe(path, uids)
@@ -250,7 +250,7 @@ class PoolSession:
         return self.inherited.renew(welcome, descriptors) or self.inherited
 
     def _has_grown(self, connection: PoolConnection, grown: Grown) -> bool:
-        """Map a new segment of the slab; without it there is no session, since slots lie in it."""
+        """Map a new segment of the slab; if that fails the session ends, since slots lie in it."""
         why = "" if self.slab is None else "the pool sent no slab."
         for descriptor in connection.take_fds(1):
             if self.slab is not None:
@@ -261,7 +261,7 @@ class PoolSession:
         return not why
 
     def _lose(self, why: str, pause_s: float) -> None:
-        if self.is_joined and not self.is_operator:  # to whom nothing is promised
+        if self.is_joined and not self.is_operator:  # an operator is promised nothing
             self._lost_reads[self.engine] = self._reads
             self._reads = set()
             while len(self._lost_reads) > _NAMES_MAX:
@@ -290,10 +290,10 @@ def join(
     *,
     inherited: MappedSlab | None = None,
 ) -> PoolSession | str:
-    """A session under this name, or in one sentence why there is none; never later than `until`.
+    """A session under this name, or in one sentence why there is none; not later than `until`.
 
-    An empty name: a new one. With a slab that is mapped already it is that one's pool that is
-    joined, and without a session the mapping stays the caller's.
+    An empty name means a new one. If a mapped slab is given, only the pool that it belongs to is
+    joined; if there is no session, the mapping stays the caller's.
     """
     session = PoolSession(socket_path, clock, engine=engine, pool_uids=pool_uids)
     session.inherited = inherited

@@ -1,7 +1,7 @@
-"""The pool's slab in this process's memory, and the proof that what lies there is what was meant.
+"""The pool's slab mapped into this process, and proof that a slot holds the chunk that was meant.
 
-A pool looks chunks up by short keys, so it may hold another chunk under one. Its answers carry a
-proof over the full keys; whoever asked compares it with his own before a byte is read.
+A pool finds chunks by short keys, so it may hold another chunk under one. Its answers carry a proof
+over the full keys; whoever asked checks it against its own keys before reading a byte.
 """
 
 import mmap
@@ -16,25 +16,25 @@ from forebay.sys.shared import AddressRange, Segment
 
 
 class MappedSlab:
-    """A mapping that outlives its connection for as long as somebody reads from it."""
+    """A mapped slab, which outlives its connection for as long as somebody reads from it."""
 
     def __init__(self, welcome: Welcome, alignment: int) -> None:
-        """Its addresses, without a segment; OSError if this process may not have so many."""
+        """Reserve its addresses, with no segment; OSError if this process may not have so many."""
         self.arena_bytes = welcome.arena_bytes
         self.given_back = frozenset(welcome.given_back)
         self._range = AddressRange(welcome.slab_bytes, alignment)
-        self.memory = self._range.view  # of all addresses: only `size_bytes` of them may be used
-        self.segments: tuple[Segment, ...] = ()  # another object whenever one is added
-        self._descriptors: list[int] = []  # of them, our own
+        self.memory = self._range.view  # all addresses; only the first `size_bytes` may be used
+        self.segments: tuple[Segment, ...] = ()  # replaced by a new tuple whenever one is added
+        self._descriptors: list[int] = []  # our own descriptors of the segments
         self._close_descriptors = weakref.finalize(self, _close_all, self._descriptors)
 
     @property
     def size_bytes(self) -> int:
-        """What is mapped, from the start."""
+        """How much is mapped, from the start."""
         return self._range.mapped_bytes
 
     def add(self, segment: Segment) -> str:
-        """Map one more segment, or say in one sentence why it is not.
+        """Map one more segment; returns in one sentence why that failed, or "".
 
         The descriptor stays the caller's to close.
         """
@@ -58,9 +58,10 @@ class MappedSlab:
         return ""
 
     def renew(self, welcome: Welcome, descriptors: list[int]) -> str:
-        """Follow a later welcome of the same slab: what was added is mapped, too.
+        """Map the segments that a later welcome of the same slab adds.
 
-        In one sentence why not; what was mapped stays. The descriptors stay the caller's to close.
+        Returns in one sentence why that failed, or ""; what was mapped stays. The descriptors stay
+        the caller's to close.
         """
         known = self._descriptors
         is_same = [*map(_file_of, descriptors[: len(known)])] == [*map(_file_of, known)]
@@ -74,7 +75,7 @@ class MappedSlab:
         return ""
 
     def view(self, offset: int, length: int) -> memoryview | None:
-        """Part of the slab, or None if it does not lie in it."""
+        """Part of the slab, or None if that is outside of it."""
         if not 0 <= offset <= offset + length <= self.size_bytes:
             return None
         return self.memory[offset : offset + length]
@@ -99,7 +100,7 @@ def _file_of(descriptor: int) -> tuple[int, int]:
 
 
 def map_slab(welcome: Welcome, descriptors: list[int]) -> MappedSlab | str:
-    """The slab whose segments came with a welcome, or why it is not mapped, in one sentence.
+    """Map the slab whose segments came with a welcome, or say in one sentence why not.
 
     The descriptors stay the caller's to close.
     """
@@ -126,7 +127,7 @@ def is_promise_for(promise: Promise, keys: Sequence[bytes], generation: int) -> 
 
 
 def is_ready_for(ready: Ready, keys: Sequence[bytes], generation: int) -> bool:
-    """Likewise for one chunk of a stream; False also if it could not be had."""
+    """As `is_promise_for`, for one chunk of a stream; False also if the chunk failed."""
     if not 0 <= ready.chunk < len(keys):
         return False
     is_same = ready.key == keys[ready.chunk]  # verify: streamed full key
@@ -136,7 +137,7 @@ def is_ready_for(ready: Ready, keys: Sequence[bytes], generation: int) -> bool:
 def views_of(
     slab: MappedSlab, promise: Promise, keys: Sequence[bytes], generation: int
 ) -> list[memoryview] | None:
-    """The payloads that are here, read-only; None if they are not this chain's in this slab."""
+    """The promised payloads here, read-only; None if they are not of this chain and slab."""
     if not is_promise_for(promise, keys, generation):
         return None
     views = []

@@ -1,6 +1,6 @@
-"""One store: reserve, copy, commit, in windows, until all is in or the time is over.
+"""One store: reserve, copy, commit, in windows, until everything is stored or time is up.
 
-The digest that goes with a commit is of the caller's payload, never of the slot: others map that.
+The digest in a commit is of the caller's payload, never of the slot, which other processes map.
 """
 
 from collections import Counter, deque
@@ -18,12 +18,12 @@ from forebay.tiers.contract import Miss, MissReason
 # One buffer, or several that are stored one behind the other without being joined first.
 Payload: TypeAlias = bytes | memoryview | Sequence[memoryview]
 _WINDOW: Final = 32  # chunks reserved at once
-_PAUSE_S: Final = 0.002  # before asking again for a slot
+_PAUSE_S: Final = 0.002  # pause before asking again for a slot
 
 
 @dataclass(slots=True)
 class StoreCall:
-    """The chunks of one call that are not settled yet, and what became of the others."""
+    """The chunks of one call that are not stored yet, and what became of the others."""
 
     calls: Calls
     chain: Chain
@@ -31,7 +31,7 @@ class StoreCall:
     first: int  # position in the chain of payloads[0]
 
     def run(self, until: float) -> Receipt:
-        """Store as much as can be until then."""
+        """Store as many chunks as possible until then."""
         counts: Counter[str] = Counter()
         waiting = deque(range(len(self.payloads)))
         while waiting:
@@ -71,7 +71,7 @@ class StoreCall:
     def _settle(
         self, window: list[int], answers: list[int], until: float, counts: Counter[str]
     ) -> list[int]:
-        """Fill and commit what has a slot; the chunks to ask for again."""
+        """Fill and commit the slots in these answers; returns the chunks to ask for again."""
         filled: dict[int, bytes] = {}  # slot → digest of its payload
         unfilled: list[int] = []
         again: list[int] = []
@@ -86,7 +86,7 @@ class StoreCall:
                 counts["had"] += 1
             elif (
                 answer == ReserveAnswer.LATER or again
-            ):  # behind a chunk that waits, a no is not final
+            ):  # after a chunk that waits, NO is not final
                 again.append(index)
             else:
                 counts["unwanted"] += 1

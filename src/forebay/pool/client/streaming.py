@@ -1,4 +1,4 @@
-"""One stream: chunk after chunk through the pool's load budget, each let go before the next."""
+"""One stream: chunk after chunk through the pool's load budget, each released before the next."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from forebay.tiers.contract import Miss
 
 @dataclass(slots=True)
 class StreamCall:
-    """A chain on its way."""
+    """A chain that is being streamed."""
 
     calls: Calls
     chain: Chain
-    timeout_s: float  # for each step
+    timeout_s: float  # limit of each step
 
     def run(self, first: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield what comes, in order; cancel what is left, whenever the caller stops."""
+        """Yield chunks in order; cancels the rest whenever the caller stops."""
         found = self.calls.look_up(self.chain, self._until())
         slab = self.calls.session.slab
         if isinstance(found, Miss) or slab is None:
@@ -34,7 +34,7 @@ class StreamCall:
         self, slab: MappedSlab, request: int, first: int, known: int
     ) -> Iterator[tuple[int, memoryview]]:
         session = self.calls.session
-        deadline_ms = int(self.timeout_s * 900)  # the answer is here before our own is over
+        deadline_ms = int(self.timeout_s * 900)  # so that the answer comes before our deadline
         session.post(Ask(request, first, known - first, deadline_ms, stream=True))
         promise = self.calls.wait(
             Promise, lambda promise: promise.request == request, self._until()
@@ -59,7 +59,7 @@ class StreamCall:
             session.post(Release(request, [position]))
 
     def _take(self, slab: MappedSlab, ready: Ready, came: dict[int, memoryview]) -> bool:
-        """One more chunk; False if the stream cannot be trusted, or has failed here."""
+        """Take one more chunk; False if the stream cannot be trusted, or has failed here."""
         if not is_ready_for(ready, self.chain.keys, self.calls.session.generation):
             return False
         view = slab.view(ready.offset, ready.length)

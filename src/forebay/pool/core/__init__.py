@@ -1,4 +1,4 @@
-"""The pool's core: chunks, slots, promises and writes, decided on one thread without sockets."""
+"""The pool's core: chunks, slots, promises and writes, on one thread and without sockets."""
 
 from forebay.pool.core.pool import Pool, PoolOptions
 

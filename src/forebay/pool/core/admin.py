@@ -1,6 +1,6 @@
-"""Admin operations on a running pool: other caps, other keys, and namespaces deleted.
+"""Admin operations on a running pool: changing caps, rotating keys, clearing namespaces.
 
-What waits for a medium happens on a thread of its own and is answered when it is done.
+Whatever waits for a medium runs on a thread of its own, and is answered when it is done.
 """
 
 import logging
@@ -24,24 +24,24 @@ from forebay.tiers.dram.wiping import wipe_free
 from forebay.tiers.quotas import FLOORS
 
 _log: Final = logging.getLogger(__name__)
-_SHOWN_DIGITS: Final = 16  # of a namespace
-_SHOWN_MAX: Final = 8  # namespaces in one answer
+_SHOWN_DIGITS: Final = 16  # digits of a namespace that an answer shows
+_SHOWN_MAX: Final = 8  # namespaces listed in one answer
 _OPERATIONS_MAX: Final = 4  # under way at once
-_ANSWER_S: Final = 60.0  # for the pool's thread, on however busy a machine
-_CLOSING_S: Final = 0.1  # how often who waits for it looks whether the pool closes
-_CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
+_ANSWER_S: Final = 60.0  # how long to wait for the pool's thread, even on a busy machine
+_CLOSING_S: Final = 0.1  # how often a waiting thread checks whether the pool is closing
+_CLEAR_S: Final = 2.0  # how long to wait for writes and hashes in flight
 
 
 @dataclass(slots=True)
 class _Clearing:
-    """One namespace that has to go."""
+    """A clear operation under way."""
 
-    session: Session  # that wants to know
-    digits: str  # that its name begins with, in lower case; '': every namespace
+    session: Session  # to be answered
+    digits: str  # first hex digits of the namespace, in lower case; "": all
     deadline: float  # monotonic
-    scrub: bool = False  # write over what is deleted, and flush
-    chunks: int = 0  # that have left DRAM
-    sizes: Counter[bytes] = field(default_factory=Counter)  # their bytes by namespace
+    scrub: bool = False  # overwrite what is deleted, and flush
+    chunks: int = 0  # chunks that have left DRAM
+    sizes: Counter[bytes] = field(default_factory=Counter)  # payload bytes of these, by namespace
 
 
 class AdminOperations:
@@ -53,7 +53,7 @@ class AdminOperations:
         grown: Callable[[Segment], None],
         encryption: Encryption | None = None,
     ) -> None:
-        """`grown` is called before a segment is used that was added to the slab."""
+        """`grown` is called with each segment added to the slab, before it is used."""
         self._grown = grown
         self._encryption = encryption
         self._is_growing = False
@@ -66,17 +66,17 @@ class AdminOperations:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a tick may bring something on."""
+        """Whether an operation goes on with the next tick."""
         return bool(self._clearing)
 
     def resize(self, session: Session, message: Resize) -> None:
-        """Live under other caps; what does not fit them leaves."""
+        """Change caps; what does not fit under them leaves."""
         if max((message.dram_bytes, *(cap for _, cap in message.disk))) > SIZE_BYTES_MAX:
             sentence = f"a cap is {SIZE_BYTES_MAX} bytes at most."
             session.send(AdminReply(ok=False, sentence=sentence))
             return
         arena_bytes = self._dram.slab.arena_bytes
-        if 0 < message.dram_bytes < arena_bytes:  # it would be none; 0 says that it is meant
+        if 0 < message.dram_bytes < arena_bytes:  # that would be none; only 0 means none
             sentence = f"DRAM of this pool is {format_size(arena_bytes)} at least, one arena."
             session.send(AdminReply(ok=False, sentence=sentence))
             return
@@ -107,12 +107,12 @@ class AdminOperations:
         self.tick(self._clock.monotonic())
 
     def rotate(self, session: Session) -> None:
-        """Read the keys again; what is written from now on is encrypted under new ones."""
+        """Read the keys again, and encrypt new records under new ones."""
         _log.info("rotating keys, as process %s asks", session.process or "?")
         self.in_background(session, self._rotate)
 
     def tick(self, now: float) -> None:
-        """Go on with what has to wait for writes and hashes in flight."""
+        """Continue clears that wait for writes and hashes in flight."""
         self._dram.sweep()
         for clearing in list(self._clearing):
             digits = clearing.digits
@@ -128,13 +128,13 @@ class AdminOperations:
             self.in_background(clearing.session, partial(self._erase, clearing, kept))
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what was begun and does not need the pool's thread."""
+        """Wait for running operations that do not need the pool's thread."""
         self._closing.set()
         for thread in self._threads:
             thread.join(timeout_s)
 
     def in_background(self, session: Session, work: Callable[[], AdminReply]) -> bool:
-        """Whether it was begun; if not, the session is told so."""
+        """Run an operation on a thread; False if it cannot begin, which the session is told."""
 
         def run() -> None:
             failed = AdminReply(ok=False, sentence="the pool failed at it; its log says why.")
@@ -153,14 +153,14 @@ class AdminOperations:
         thread = threading.Thread(target=run, name="forebay-admin", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system has no thread for us now
+        except RuntimeError:  # the system cannot start a thread now
             session.send(AdminReply(ok=False, sentence="no thread can be had now; try again."))
             return False
         self._threads.append(thread)
         return True
 
     def _resize(self, message: Resize, missing_bytes: int) -> AdminReply:
-        """On a thread of its own: memory is taken, and drives are waited for."""
+        """Runs on a thread of its own, since it takes memory and waits for drives."""
         try:
             reply = self._resize_disks(message)
             if reply.ok and missing_bytes:
@@ -173,7 +173,7 @@ class AdminOperations:
             self._complete(partial(self._growth_ended, missing_bytes))
 
     def _rotate(self) -> AdminReply:
-        """On a thread of its own: keys may come from afar, and drives are waited for."""
+        """Runs on a thread of its own, since keys may come from afar and drives are waited for."""
         if self._encryption is None:
             return AdminReply(ok=False, sentence="this pool does not encrypt; set encryption.")
         try:
@@ -207,9 +207,9 @@ class AdminOperations:
         self._dram.shrink()
 
     def on_pool_thread(self, action: Callable[[], object]) -> bool:
-        """Have something done on the pool's thread, and wait; False if the pool is closing.
+        """Run an action on the pool's thread; False if that took too long or the pool closes.
 
-        What was given up is not done later: whoever wanted it is not there any more.
+        An action that was given up is not run later.
         """
         done, given_up = threading.Event(), threading.Event()
 
@@ -245,7 +245,7 @@ class AdminOperations:
 
 
 def _ends_soon(chunk: Chunk) -> bool:
-    """Whether what keeps a chunk is ours to end: a write, a read or a hash, not an engine."""
+    """Whether a chunk is in use by the pool alone (a write, read or hash), and not by an engine."""
     if chunk.state is SlotState.FILLING or chunk.load_pins:
         return False
     return chunk.is_busy

@@ -1,28 +1,28 @@
-"""Bytes that one purpose may hold at once, and each engine's share of them.
+"""A limit on the bytes held for one purpose, and each engine's share of it.
 
-An engine that is alone may hold the whole limit. Of what others hold, three quarters are taken off:
-so two engines that both want all have 4/7 of the limit each, three have 4/10, and N have
-4 / (3 N + 1); all together hold less than 4/3 of the limit. And whatever the others hold and never
-give back, because they are stopped, something is left for whoever comes next.
+An engine that is alone may hold the whole limit. If others hold something, three quarters of that
+are subtracted: two engines that both want everything get 4/7 of the limit each, three get 4/10, and
+N get 4 / (3 N + 1); all together hold less than 4/3 of the limit. So even if the others are stopped
+and never give back what they hold, something is left for the next one.
 
-Engines of one process count as one: a name costs nothing, and must not bring a share.
+Engines of one process count as one: a name costs nothing, so it must not bring a share.
 """
 
 from collections.abc import Callable, Collection
 from typing import Self
 
-NOBODY = ""  # the pool itself, which answers to no share
+NOBODY = ""  # the pool itself, which has no share
 
 
 class Processes:
-    """Which engines are of one process, as far as the server could see."""
+    """Which engines belong to the same process, as far as the server can see."""
 
     def __init__(self) -> None:
         self._process_of: dict[str, str] = {}
         self._engines: dict[str, set[str]] = {}
 
     def join(self, engine: str, process: str) -> None:
-        """An engine is of this process, unless it was of another before; empty: not known."""
+        """An engine joined from this process ("": not known); its first process counts."""
         if process and self._process_of.setdefault(engine, process) == process:
             self._engines.setdefault(process, set()).add(engine)
 
@@ -41,12 +41,12 @@ class Processes:
 
 
 class Budget:
-    """A limit that may change while bytes are held; what is held is counted here alone."""
+    """A limit that may change while bytes are held; the only place that counts these bytes."""
 
     def __init__(
         self, limit_bytes: Callable[[], int], processes: Processes, within: Self | None = None
     ) -> None:
-        """What is taken here is also taken `within` a wider budget, and must fit both."""
+        """What is taken here is also taken from `within`, a wider budget, and must fit in both."""
         self._limit_bytes = limit_bytes
         self._processes = processes
         self._within = within
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def used_bytes(self) -> int:
-        """What is held, by all."""
+        """The bytes held by all engines."""
         return self._used_bytes
 
     def used_by(self, engine: str) -> int:
@@ -63,12 +63,12 @@ class Budget:
         return self._by_engine.get(engine, 0)
 
     def _used_with(self, engine: str) -> int:
-        """What an engine holds, and others of its process."""
+        """The bytes held by an engine and others of its process."""
         engines = self._processes.engines_with(engine)
         return self.used_by(engine) if len(engines) == 1 else sum(map(self.used_by, engines))
 
     def share_bytes(self, engine: str) -> int:
-        """What an engine may hold in all, beside what others hold."""
+        """The bytes that an engine may hold in all, given what others hold."""
         mine_bytes = self._used_with(engine)
         share_bytes = self._limit_bytes() - (self._used_bytes - mine_bytes) * 3 // 4
         if self._within is None:
@@ -77,14 +77,14 @@ class Budget:
         return min(share_bytes, self._within.share_bytes(engine) - elsewhere_bytes)
 
     def left_bytes(self, engine: str) -> int:
-        """What more an engine may hold; below 0 once it holds more than its share."""
+        """How many more bytes an engine may hold; negative if it holds more than its share."""
         return self.share_bytes(engine) - self._used_with(engine)
 
     def fits(self, engine: str, size_bytes: int, also_bytes: int = 0) -> bool:
-        """Whether an engine may hold so much more; `also_bytes` count as held by it, untaken.
+        """Whether an engine may hold so much more; `also_bytes` count as held, though not taken.
 
-        Where nobody holds anything, one thing of any size fits. And an engine that holds nothing
-        may hold one thing that is more than its share, while all hold less than 4/3 of the limit.
+        If nobody holds anything, a single item of any size fits. An engine that holds nothing may
+        take one item larger than its share, as long as all hold less than 4/3 of the limit.
         """
         limit_bytes, held_bytes = self._limit_bytes(), self._used_with(engine)
         mine_bytes = held_bytes + also_bytes
@@ -98,14 +98,14 @@ class Budget:
         return is_fit and (self._within is None or self._within.fits(engine, size_bytes))
 
     def take(self, engine: str, size_bytes: int) -> None:
-        """An engine holds so much more."""
+        """An engine takes so many bytes."""
         self._used_bytes += size_bytes
         self._by_engine[engine] = self.used_by(engine) + size_bytes
         if self._within is not None:
             self._within.take(engine, size_bytes)
 
     def give(self, engine: str, size_bytes: int) -> None:
-        """An engine holds so much less."""
+        """An engine gives back so many bytes."""
         left_bytes = self._by_engine[engine] - size_bytes
         assert left_bytes >= 0
         self._used_bytes -= size_bytes

@@ -1,4 +1,4 @@
-"""The chunks in DRAM, by key, by slot, and as the forest that they form with the lower tiers.
+"""The chunks in DRAM: by key, by slot, and as a forest that continues in the lower tiers.
 
 A `Chunk` is one group's record of a chunk of tokens, in a slot. It lives as long as it has the
 slot; `Dram` alone changes its state:
@@ -9,9 +9,9 @@ slot; `Dram` alone changes its state:
               → dropped (evicted, damaged, cleared, its prefix is gone), if nobody uses it;
               what is damaged or cleared while it is in use is leaving: nobody finds it any more
 
-Promised: no chunk that can be found has a hole before it; the record before it (its parent) is in
-some tier, and when the last copy of that one goes, what continues it in DRAM goes too. Not
-thread-safe: the pool's thread owns it.
+Promised: no chunk that can be found has a hole before it. Its parent is in some tier, and when the
+last copy of the parent goes, what continues it in DRAM goes too. Not thread-safe: the pool's thread
+owns it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,45 +61,45 @@ class Chunk:
     )
 
     def __init__(self, name: RecordName, state: SlotState, offset: int, length: int) -> None:
-        self.name = name  # its key is short while LOADING
+        self.name = name  # holds the short key while LOADING, the full one otherwise
         self.key = short(name.key)
         self.state = state
         self.offset = offset
         self.length = length
         self.slot_bytes = 0
         self.since = 0.0  # when it got its slot; of a READY one, when it became so; monotonic
-        # Of a READY one, when it was last handed out, or stored; None: not since it was loaded.
+        # When a READY chunk was last handed out, or stored; None: not since it was loaded.
         self.used_at: float | None = None
-        self.pins = 0  # of all kinds
-        self.load_pins: dict[str, int] = {}  # of these, by loads that were asked for, by engine
-        self.guarded_parent: Chunk | None = None  # pinned while this is filled
-        self.tiers = NO_TIERS  # lower tiers that have it as well, by number
+        self.pins = 0  # pins of all kinds
+        self.load_pins: dict[str, int] = {}  # of these, pins for loads, by engine
+        self.guarded_parent: Chunk | None = None  # pinned while this chunk is filled
+        self.tiers = NO_TIERS  # lower tiers that have a copy, by number
         self.writing_to = NO_TIERS  # lower tiers that it is being written to
         self.beside: bytes | None = (
-            None  # where no parent, the chunk that it was stored for, if any
+            None  # if it has no parent: the chunk that it was stored for, if any
         )
-        self.engine = ""  # that fills it, or that it is being read for
-        self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
-        self.shards = 1  # of which that is the hash, likewise
-        self.prefetched_from = -1  # the lower tier, if nobody had asked for it and nobody has yet
-        self.source = 0  # where it was when it was last wanted: 0 DRAM, n the lower tier n - 1
+        self.engine = ""  # the engine that fills it, or for which it is read
+        self.digest = b""  # payload hash of a READY chunk, from its producer or its record
+        self.shards = 1  # number of shards that the digest covers
+        self.prefetched_from = -1  # lower tier it was prefetched from, until it is used; else -1
+        self.source = 0  # where it was when last wanted: 0: DRAM, n: lower tier n - 1
 
     @property
     def parent(self) -> bytes | None:
-        """The short key of the record without which this one is of no use, if any."""
+        """The short key of its parent record, if it has one."""
         parent = self.name.parent
         return None if parent == ROOT else short(parent)
 
     def take_source(self) -> int:
-        """Where it was until somebody wanted it; whoever wants it next finds it in DRAM."""
+        """Where it was found by whoever wants it first; after this call that is DRAM."""
         source, self.source = self.source, 0
         return source
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether it is on its way into the pool: being filled, or written for the first time.
+        """Whether it is being filled, or written to a lower tier for the first time.
 
-        That is what the store budget counts; a further copy in a further tier holds up no store.
+        The store budget counts these; a further copy in a further tier does not hold up stores.
         """
         return self.state is SlotState.FILLING or (bool(self.writing_to) and not self.tiers)
 
@@ -129,11 +129,11 @@ class ChunkTable:
         return iter(self._by_key.values())
 
     def get(self, key: bytes) -> Chunk | None:
-        """The chunk of a short key, in whatever state, leaving or not."""
+        """The chunk with a short key, in any state, leaving or not."""
         return self._by_key.get(key)
 
     def is_coming_or_ready(self, key: bytes) -> bool:
-        """Whether a chunk is READY or LOADING: it can be looked up."""
+        """Whether a chunk is READY or LOADING, so that a lookup finds it."""
         chunk = self._by_key.get(key)
         if chunk is None or key in self._leaving:
             return False
@@ -145,27 +145,27 @@ class ChunkTable:
         return chunk is not None and chunk.state is SlotState.FILLING
 
     def ready_prefix(self, keys: list[bytes]) -> int:
-        """How many keys, from the first, are READY."""
-        # One call in C where all are, which is what most lookups find.
+        """How many keys, counted from the first, are READY."""
+        # A single call in C if all are READY, as in most lookups.
         if self._ready.issuperset(keys):
             return len(keys)
         return len(list(takewhile(self._ready.__contains__, keys)))
 
     def ready(self, keys: list[bytes]) -> Iterator[Chunk]:
-        """Those chunks, from the first, that are READY."""
+        """The READY chunks of these keys, up to the first that is not READY."""
         return map(self._by_key.__getitem__, takewhile(self._ready.__contains__, keys))
 
     def is_ready(self, key: bytes) -> bool:
-        """Whether this chunk is READY; the one question that any thread may ask."""
+        """Whether this chunk is READY; the only method that any thread may call."""
         return key in self._ready
 
     def is_leaving(self, key: bytes) -> bool:
-        """Whether a chunk goes as soon as nobody uses it; until then its key has no other."""
+        """Whether a chunk is to go once nobody uses it; until then no other can have its key."""
         return key in self._leaving
 
     def before_leaving(self, keys: list[bytes]) -> list[bytes]:
-        """The keys before the first that is leaving."""
-        if self._leaving.isdisjoint(keys):  # mostly
+        """The keys up to the first that is leaving."""
+        if self._leaving.isdisjoint(keys):  # the usual case
             return keys
         return list(takewhile(lambda key: key not in self._leaving, keys))
 
@@ -174,7 +174,7 @@ class ChunkTable:
         return self._by_offset.get(offset)
 
     def add(self, chunk: Chunk) -> None:
-        """A chunk has a slot from now on."""
+        """A chunk got a slot."""
         assert chunk.key not in self._by_key
         assert chunk.offset not in self._by_offset
         self._by_key[chunk.key] = chunk
@@ -183,29 +183,29 @@ class ChunkTable:
         self._enter(chunk)
 
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
-        """What every namespace has here that has chunks, or lately had."""
+        """The usage of every namespace that has chunks here, or lately had."""
         return self._namespaces.usage()
 
     def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
-        """What each of these namespaces has here."""
+        """The usage of each of these namespaces."""
         return self._namespaces.usage_of(namespaces)
 
     def largest_namespaces(self, limit: int) -> LargestNamespaces:
-        """Those with most bytes; costs the same however many there are."""
+        """The namespaces with the most bytes; costs the same however many there are."""
         return LargestNamespaces(self._namespaces.largest(limit), len(self._namespaces))
 
     def set_ready(self, chunk: Chunk) -> None:
-        """What is in a chunk's slot can be read from now on."""
+        """A chunk's slot can be read from now on."""
         chunk.state = SlotState.READY
         self._ready.add(chunk.key)
 
     def set_leaving(self, chunk: Chunk) -> None:
-        """A chunk that is in use is not to be found from now on."""
+        """Nobody finds this chunk any more, though it is in use."""
         self._ready.discard(chunk.key)
         self._leaving.add(chunk.key)
 
     def rename(self, chunk: Chunk, name: RecordName) -> None:
-        """A loaded chunk's record says what it is in full."""
+        """Give a loaded chunk the full name that its record has."""
         self._unlink(chunk)
         self._leave(chunk)
         chunk.name = name
@@ -213,7 +213,7 @@ class ChunkTable:
         self._link(chunk)
 
     def remove(self, chunk: Chunk) -> None:
-        """The slot is no longer this chunk's."""
+        """A chunk has no slot any more."""
         del self._by_key[chunk.key]
         self._ready.discard(chunk.key)
         self._leaving.discard(chunk.key)
@@ -224,7 +224,8 @@ class ChunkTable:
     def descendants(self, *keys: bytes) -> list[Chunk]:
         """All chunks in DRAM that continue these keys through chunks in DRAM, nearest first.
 
-        Not those of the keys themselves, which forged records may name as their own descendants.
+        The keys' own chunks are left out, even if forged records name them as their own
+        descendants.
         """
         found: dict[Chunk, None] = {}
         stack, given = list(keys), set(keys)
@@ -240,14 +241,14 @@ class ChunkTable:
         return key in self._children
 
     def _enter(self, chunk: Chunk) -> None:
-        """Keep the books: a chunk is here."""
+        """Count a chunk that is here now."""
         table, number = self._namespaces, self._namespaces.refer(chunk.name.namespace)
         self.payload_bytes += chunk.length
         table.records[number] += 1
         table.payload_bytes[number] += chunk.length
 
     def _leave(self, chunk: Chunk) -> None:
-        """Keep the books: a chunk is gone."""
+        """Count a chunk that is gone."""
         table = self._namespaces
         number = table.numbers[chunk.name.namespace]
         self.payload_bytes -= chunk.length

@@ -1,12 +1,11 @@
-"""DRAM: who gets a slot, who leaves for it, and the life of what is in it.
+"""DRAM: which chunks get a slot, which leave to make room, and the life of a slot's content.
 
 Only this class changes a chunk's state, pins and tiers, and only it takes from and gives to the
-budgets; `chunks` draws the states. Loads and stores have budgets of their own, half of DRAM each
-for an engine that is alone, so that neither can starve the other in a small slab; and an engine has
-but a share of what all hold at once, so that none can starve the others by holding on to what it
-has (see `budget`). A slot is found by allocation, then by
-evicting what the policy values least, then by taking a whole arena from another size class. Nothing
-here waits: what cannot be had now is refused.
+budgets; `chunks` draws the states. Loads and stores have a budget each, half of DRAM for an engine
+that is alone, so that neither can starve the other in a small slab. An engine has a share of what
+all hold at once (see `budget`), so that none can starve the others by holding on to what it has. A
+slot is found by allocation, then by evicting what the policy values least, then by taking a whole
+arena from another size class. Nothing here waits: what is not available now is refused.
 """
 
 from collections import Counter
@@ -31,21 +30,21 @@ from forebay.tiers.quotas import Quotas
 
 _SWEPT_BYTES_MAX: Final = 64 << 20  # zeroed by one sweep
 _STORED: Final = (DRAM, Direction.STORE)
-_TRIES_MAX: Final = 64  # victims asked for one slot; a policy that offers more than that is wrong
+_TRIES_MAX: Final = 64  # victims asked of the policy for one slot; more would be a bug
 
 
 class Newcomer(NamedTuple):
-    """What an engine offers: the first chunk of a run that needs a slot, and the one before it."""
+    """What an engine offers: the first chunk of a run that needs a slot, and its parent."""
 
     key: bytes
     parent: bytes | None
 
 
 class NoSlot(Enum):
-    """Why there is no slot."""
+    """Why no slot is given."""
 
-    NOW = "now"  # everything is in use; later there may be one
-    DECLINED = "declined"  # the policy would rather keep what it has
+    NOW = "now"  # everything is in use now; ask again later
+    DECLINED = "declined"  # the policy prefers to keep what is here
 
 
 class Dram:
@@ -64,10 +63,10 @@ class Dram:
         self.slab = slab
         self.chunks = chunks
         self.policies = policies
-        self.quotas = Quotas()  # of slots, in whatever state
+        self.quotas = Quotas()  # counts slots in any state
         self.lost_keys = LostKeys()
         processes = self.processes = Processes()
-        # By engines, for whatever purpose; pinned, or being loaded; unsettled, see Chunk.
+        # Bytes held by engines: in all; for loads (pinned or LOADING); for stores (unsettled).
         held = Budget(lambda: slab.cap_bytes * 3 // 4, processes)
         self.load_budget = Budget(self.half_bytes, processes, held)
         self.store_budget = Budget(self.half_bytes, processes, held)
@@ -75,11 +74,11 @@ class Dram:
         self._metrics = metrics
         self.pinned_chunks = 0
         self._now = now
-        # Cleared or damaged while in use: dropped for that when they are not.
+        # Chunks cleared or damaged while in use, with the cause to drop them for later.
         self._condemned: dict[Chunk, EvictionCause] = {}
 
     def half_bytes(self) -> int:
-        """What an engine that is alone may hold for loads, and for stores."""
+        """What an engine that is alone may hold for loads, and again for stores."""
         return self.slab.cap_bytes // 2
 
     # The life of a slot: filled by an engine.
@@ -87,7 +86,7 @@ class Dram:
     def begin_fill(
         self, engine: str, name: RecordName, length: int, newcomer: Newcomer
     ) -> Chunk | NoSlot:
-        """A slot that an engine may write into; the chunk before it stays meanwhile."""
+        """A slot for an engine to write into; the chunk's parent stays in the meantime."""
         parent = self._guard(name)
         offset = self._take(name.tenant, length, newcomer)
         if isinstance(offset, NoSlot):
@@ -100,7 +99,7 @@ class Dram:
         return chunk
 
     def commit(self, chunk: Chunk, digest: bytes) -> bool:
-        """An engine has filled a slot; False if it was cleared, or the chunk before it is gone."""
+        """An engine has filled a slot; False if it was cleared, or the chunk's parent is gone."""
         self._end_fill(chunk)
         self._metrics.tiers.seconds.observe(self._now() - chunk.since, _STORED)
         chunk.digest = digest
@@ -112,7 +111,7 @@ class Dram:
         return True
 
     def abandon(self, chunk: Chunk) -> None:
-        """An engine will not fill a slot: drop it, and what was stored to continue it."""
+        """An engine will not fill a slot: drop its chunk, and what was stored to continue it."""
         self._end_fill(chunk)
         self.drop(chunk)
         self._drop_descendants(chunk.key)
@@ -137,9 +136,9 @@ class Dram:
     def begin_load(
         self, engine: str, name: RecordName, length: int, *, only_free: bool = False
     ) -> Chunk | None:
-        """A slot that a lower tier may write into, for an engine; None if there is none now.
+        """A slot for a lower tier to write into, charged to an engine; None if there is none now.
 
-        `only_free`: nothing leaves for it.
+        `only_free`: evict nothing for it.
         """
         slot_bytes = slot_bytes_for(length)
         if only_free:  # verify: what nobody asked for evicts nothing
@@ -156,9 +155,9 @@ class Dram:
         return chunk
 
     def end_load(self, chunk: Chunk, header: RecordHeader | None) -> None:
-        """A lower tier has filled a slot with this record, verified; None: it has not.
+        """A lower tier has read this verified record into a slot; None: it could not.
 
-        What was cleared meanwhile is dropped, as in `commit`.
+        A chunk that was cleared in the meantime is dropped, as in `commit`.
         """
         assert chunk.state is SlotState.LOADING
         self.load_budget.give(chunk.engine, chunk.slot_bytes)
@@ -173,7 +172,7 @@ class Dram:
         self._set_ready(chunk)
 
     def charge_load(self, chunk: Chunk, engine: str) -> None:
-        """A slot that is being loaded is another engine's from now on, or nobody's."""
+        """Charge a slot that is being loaded to another engine, or to NOBODY."""
         assert chunk.state is SlotState.LOADING
         self.load_budget.give(chunk.engine, chunk.slot_bytes)
         chunk.engine = engine
@@ -182,7 +181,7 @@ class Dram:
     # The life of a slot: pinned, and written to lower tiers.
 
     def pin(self, *chunks: Chunk) -> None:
-        """Keep ready chunks of one tenant where they are."""
+        """Keep ready chunks, all of one tenant, in DRAM."""
         for chunk in chunks:
             if not chunk.pins:
                 self.pinned_chunks += 1
@@ -191,16 +190,16 @@ class Dram:
             self._policy(chunks[0]).pin(*[chunk.key for chunk in chunks])
 
     def unpin(self, chunk: Chunk) -> None:
-        """One pin less."""
+        """Remove one pin."""
         assert chunk.pins > 0
         chunk.pins -= 1
         self.pinned_chunks -= not chunk.pins
         self._policy(chunk).unpin(chunk.key)
 
     def pin_for_load(self, engine: str, *chunks: Chunk) -> None:
-        """Keep ready chunks for a load that an engine asked for.
+        """Pin ready chunks for a load that an engine asked for.
 
-        Each counts once in the budget: of the engines that load it, the first is charged.
+        Each counts once in the budget, for the first of the engines that load it.
         """
         taken_bytes = 0
         for chunk in chunks:
@@ -213,7 +212,7 @@ class Dram:
         self.pin(*chunks)
 
     def unpin_for_load(self, engine: str, *chunks: Chunk) -> None:
-        """One load of an engine less; the next engine that still loads a chunk is charged."""
+        """Remove one load pin of an engine; the next engine that loads a chunk is charged."""
         given_bytes = 0
         for chunk in chunks:
             pins = chunk.load_pins
@@ -233,13 +232,13 @@ class Dram:
             self.load_budget.give(engine, given_bytes)
 
     def begin_write(self, chunk: Chunk, tier: int) -> None:
-        """A lower tier reads the slot."""
+        """A lower tier begins to read the slot."""
         self._move(chunk, chunk.tiers, chunk.writing_to | {tier})
         self._policy(chunk).pin(chunk.key)
 
     def end_write(self, chunk: Chunk, tier: int, *, is_stored: bool) -> None:
-        """A lower tier has read the slot, and has the chunk or has not."""
-        # A record may have left again before we heard that it was stored.
+        """A lower tier is done reading the slot; `is_stored`: it has the chunk now."""
+        # The record may have left again before we hear that it was stored.
         is_stored = is_stored and tier in self._stack.tiers_of(chunk.key)
         tiers = chunk.tiers | {tier} if is_stored else chunk.tiers
         self._move(chunk, tiers, chunk.writing_to - {tier})
@@ -250,19 +249,19 @@ class Dram:
         else:
             policy.write_failed(chunk.key, tier)
 
-    # What other tiers have.
+    # Chunks in other tiers.
 
     def has(self, key: bytes) -> bool:
-        """Whether a chunk of this short key is in any tier, or on its way into DRAM."""
+        """Whether a chunk with this short key is in any tier, or on its way into DRAM."""
         is_here = self.chunks.get(key) is not None and not self.chunks.is_leaving(key)
         return is_here or self._stack.has(key)
 
     def is_known(self, parent: bytes) -> bool:
-        """Whether a record with this parent (full key, or ROOT) can be reached."""
+        """Whether a record with this parent (full key, or ROOT) can be found."""
         return parent == ROOT or self.has(short(parent))
 
     def tier_removed(self, tier: int, records: list[Removed]) -> None:
-        """Records left a lower tier: what continues them and nothing else has leaves as well."""
+        """Records left a lower tier: drop what continues them, if no other tier has them."""
         for record in records:
             chunk = self.chunks.get(record.key)
             if chunk is not None and tier in chunk.tiers:
@@ -270,7 +269,7 @@ class Dram:
                 self._policy(chunk).in_tiers(chunk.key, chunk.tiers)
         for record in records:
             if not self.has(record.key):
-                # Another tier may have had it when it left, and have let it go since.
+                # Another tier may have had it then, and have lost it since.
                 self._stack.lost(record.key)
                 self.lost_keys.left(record.key, record.cause)
                 if self.chunks.has_children(record.key):
@@ -282,11 +281,11 @@ class Dram:
             self._metrics.evictions.left(name, record.cause, record.stored_at, now)
 
     def handed_out(self, chunks: Sequence[Chunk]) -> None:
-        """These READY chunks were handed to an engine: they are used."""
+        """These READY chunks were handed to an engine, so they count as used."""
         now = self._now()
         gap = self._metrics.evictions.gap
         for used_at, count in Counter(chunk.used_at for chunk in chunks).items():
-            if used_at is not None:  # else it has just come from a lower tier, which says more
+            if used_at is not None:  # else it was just loaded; the lower tier knows its last use
                 gap.observe(now - used_at, (DRAM,), count)
             else:
                 self._count_prefetched(chunks)
@@ -294,7 +293,7 @@ class Dram:
             chunk.used_at = now
 
     def _count_prefetched(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks are used, of which some may have been fetched before anybody asked for them."""
+        """Count the chunks among these that were prefetched, at their first use."""
         for chunk in chunks:
             if chunk.prefetched_from >= 0:
                 tier, chunk.prefetched_from = self._stack.name_of(chunk.prefetched_from), -1
@@ -303,7 +302,7 @@ class Dram:
     # Leaving DRAM.
 
     def drop(self, chunk: Chunk, cause: EvictionCause = EvictionCause.PREFIX) -> None:
-        """Forget a chunk that nobody uses, and free its slot; only a READY one was evicted."""
+        """Forget a chunk that nobody uses and free its slot; only a READY one counts as evicted."""
         assert not chunk.pins
         assert not chunk.writing_to
         if chunk.state is SlotState.READY:
@@ -323,13 +322,13 @@ class Dram:
             self._stack.used(chunk.key, chunk.used_at)
 
     def drop_damaged(self, chunk: Chunk) -> None:
-        """A slot does not hold what it should; copies below are verified when they are loaded."""
+        """Drop a chunk whose slot is damaged; copies in lower tiers are verified when loaded."""
         self.condemn([chunk], EvictionCause.DAMAGED)
 
     def condemn(self, chunks: Iterable[Chunk], cause: EvictionCause = EvictionCause.CLEARED) -> int:
-        """Drop these chunks, those in use as soon as nobody uses them; how many these are.
+        """Drop these chunks, those in use once nobody uses them; returns how many are in use.
 
-        Until then nobody finds them, and who asks for them hears that they are gone.
+        Until then nobody finds them, and a request for them is told that they are gone.
         """
         condemned = set(chunks)
         for chunk in condemned:
@@ -347,22 +346,22 @@ class Dram:
         return chunk in self._condemned
 
     def sweep(self) -> None:
-        """Drop what was condemned and is not in use any more; its bytes go with it."""
+        """Drop condemned chunks that are no longer in use, and wipe their slots."""
         wiped_bytes = 0
         for chunk in list(self._condemned):
             wiped_bytes += self._drop_condemned(chunk, wipe=True)
             if wiped_bytes >= _SWEPT_BYTES_MAX:
-                break  # the others with the next tick
+                break  # the rest follows with the next tick
 
     def used_bytes(self, offset: int) -> int:
-        """How many bytes of a taken slot belong to the chunk in it; all, if nothing is known."""
+        """How many bytes of a taken slot belong to its chunk; all of them if that is not known."""
         chunk = self.chunks.at(offset)
         if chunk is None:
             return self.slab.slot_bytes_at(offset)
         return chunk.length if chunk.state is SlotState.READY else padded(chunk.length)
 
     def _drop_condemned(self, chunk: Chunk, *, wipe: bool) -> int:
-        """Drop a condemned chunk, if it is still here and nobody uses it; the bytes wiped."""
+        """Drop a condemned chunk if it is still here and not in use; returns the bytes wiped."""
         is_here = self.chunks.get(chunk.key) is chunk
         if is_here and chunk.is_busy:
             return 0
@@ -372,33 +371,33 @@ class Dram:
         if wipe:
             zero(self.slab.payload(chunk.offset, chunk.slot_bytes))
         self.drop(chunk, cause)
-        # What continues a cleared one was cleared as well.
+        # What continues a cleared chunk was cleared as well.
         if cause is EvictionCause.DAMAGED and not chunk.tiers:
             self._drop_descendants(chunk.key)
         return chunk.slot_bytes if wipe else 0
 
     def shrink(self) -> None:
-        """Evict until the slab, and each tenant, is under its cap, as far as nobody uses it."""
+        """Evict unused chunks until the slab, and each tenant, is within its cap."""
         while self.slab.excess() and (arena := self._emptiest()) is not None:
             self._empty(arena, EvictionCause.RESIZED)
         for tenant in self.quotas.above_caps():
-            for _ in range(_TRIES_MAX):  # the rest with the next tick
+            for _ in range(_TRIES_MAX):  # the rest follows with the next tick
                 if self.quotas.fits(tenant, 0) or not self._evict_one(tenant, 0):
                     break
 
     @property
     def must_write(self) -> bool:
-        """Whether so much waits to be written that it had better be, recently used or not."""
+        """Whether so much waits to be written that recently used chunks are written, too."""
         return 4 * self.policies.queued_bytes > self.slab.cap_bytes
 
     def _drop_descendants(self, key: bytes) -> None:
-        """Drop what continues a key that is in no tier any more, as far as nobody uses it."""
+        """Drop unused chunks that continue a key which is in no tier any more."""
         for child in reversed(self.chunks.descendants(key)):
             if not child.is_busy:
                 self.drop(child)
 
     def evict(self, key: bytes, cause: EvictionCause) -> bool:
-        """Let a chunk go that its policy has named; False if it cannot."""
+        """Evict a chunk that its policy has named; False if it is in use."""
         chunk = self.chunks.get(key)
         if chunk is None or chunk.is_busy:
             return False
@@ -408,7 +407,7 @@ class Dram:
     # Finding a slot.
 
     def has_free_slot(self, tenant: bytes, slot_bytes: int) -> bool:
-        """Whether a tenant may have a slot of this size that nobody has."""
+        """Whether a free slot of this size exists that the tenant may have."""
         offset = self._free_slot(tenant, slot_bytes)
         if offset is not None:
             self.slab.give(offset)
@@ -423,12 +422,12 @@ class Dram:
 
     def _set_ready(self, chunk: Chunk) -> None:
         now = self._now()
-        # What was loaded counts as used when it is handed out; it was not used for being loaded.
+        # A loaded chunk counts as used when it is handed out, not when it is loaded.
         chunk.used_at = None if chunk.state is SlotState.LOADING else now
         chunk.since = now
         self.chunks.set_ready(chunk)
         self.lost_keys.forget(chunk.key)
-        above = chunk.parent or chunk.beside  # to the policy it is worth what its chain is
+        above = chunk.parent or chunk.beside  # the policy values it like its chain
         policy = self._policy(chunk)
         policy.stored(chunk.key, above, chunk.slot_bytes, now)
         chunk.tiers = self._stack.tiers_of(chunk.key)
@@ -439,7 +438,7 @@ class Dram:
         return self.policies.of(chunk.name.tenant)
 
     def _move(self, chunk: Chunk, tiers: frozenset[int], writing_to: frozenset[int]) -> None:
-        """Change where a ready chunk is, and whether it counts in the store budget."""
+        """Set which tiers have a ready chunk or are writing it, and update the store budget."""
         was_unsettled = chunk.is_unsettled
         chunk.tiers, chunk.writing_to = tiers, writing_to
         if chunk.is_unsettled and not was_unsettled:
@@ -448,7 +447,7 @@ class Dram:
             self.store_budget.give(NOBODY, chunk.slot_bytes)
 
     def _take(self, tenant: bytes, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
-        """The offset of a slot for a payload of this length, evicting if need be."""
+        """A slot for a payload of this length, evicting if necessary: its offset, or why not."""
         slot_bytes = slot_bytes_for(length)
         if not self.quotas.ever_fits(tenant, slot_bytes):  # verify: cap below a slot
             return NoSlot.DECLINED
@@ -471,7 +470,7 @@ class Dram:
         return is_within and not self._awaits_writes(slot_bytes, tenant)
 
     def _free_slot(self, tenant: bytes, slot_bytes: int) -> int | None:
-        """A slot that nobody has, if the tenant may have one more."""
+        """A free slot, if the tenant may have one more."""
         is_within = self.quotas.fits(tenant, slot_bytes)  # verify: tenant's cap, of a free slot
         return self.slab.take(slot_bytes) if is_within else None
 
@@ -480,9 +479,9 @@ class Dram:
         return policy.declines(newcomer.key, newcomer.parent, self._now(), slot_bytes)
 
     def _evict_one(self, tenant: bytes, slot_bytes: int) -> bool:
-        """Free a slot of whoever is to give way for a tenant."""
+        """Free a slot of the tenant that has to give way."""
         losers, sizes = self.quotas.losers(tenant, slot_bytes), [slot_bytes]
-        if not self.quotas.fits(tenant, slot_bytes):  # it wants for bytes, whatever their slots
+        if not self.quotas.fits(tenant, slot_bytes):  # it is at its cap: any of its slots will do
             others = {arena.slot_bytes for arena in self.slab.arenas()} - {slot_bytes}
             sizes += sorted(others)
         return any(self._evict_of(loser, size) for loser in losers for size in sizes)
@@ -499,16 +498,16 @@ class Dram:
         return True
 
     def _take_arena(self, tenant: bytes, slot_bytes: int) -> None:
-        """Take an arena from another size class, if one can be had: nothing of this can leave."""
+        """Take an arena from another size class, if one is unused."""
         arena = self._emptiest(other_than=slot_bytes, wanted_by=tenant)
         if arena is not None:
             self._empty(arena, EvictionCause.SIZE_CLASS)
             self._metrics.evictions.arenas_taken.add()
 
     def _awaits_writes(self, slot_bytes: int, tenant: bytes) -> bool:
-        """Whether something of this size can leave as soon as a lower tier has it.
+        """Whether a chunk of this size can leave as soon as a lower tier has it.
 
-        Then whoever wants a slot comes again: others' chunks are not lost for a moment's hurry.
+        Then the engine is told to come again, rather than taking another size class's arena.
         """
         if not len(self._stack):
             return False
@@ -523,9 +522,9 @@ class Dram:
         )
 
     def _emptiest(self, other_than: int = 0, wanted_by: bytes | None = None) -> Arena | None:
-        """The arena that loses least, of those that nobody uses; nobody's floor is broken for it.
+        """The unused arena that holds least, without breaking another tenant's floor.
 
-        Unless the pool itself wants it (None): DRAM becomes smaller.
+        With `wanted_by` None, for a smaller DRAM, floors do not count.
         """
         arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes != other_than]
         for arena in sorted(arenas, key=lambda arena: len(arena.taken) * arena.slot_bytes):
@@ -534,7 +533,7 @@ class Dram:
         return None
 
     def _is_unused(self, arena: Arena, wanted_by: bytes | None) -> bool:
-        """Whether nobody uses what lies in an arena, nor what would go with it."""
+        """Whether nobody uses the chunks in an arena, nor those that would go with them."""
         found = [self.chunks.at(offset) for offset in arena.taken]
         chunks = [chunk for chunk in found if chunk is not None]
         if len(chunks) < len(found) or any(chunk.is_busy for chunk in chunks):
@@ -553,7 +552,7 @@ class Dram:
         for offset in list(arena.taken):
             chunk = self.chunks.at(offset)
             if chunk is None:
-                continue  # it went with its parent
+                continue  # dropped together with its parent
             doomed = [] if chunk.tiers else self.chunks.descendants(chunk.key)
             for child in reversed(doomed):
                 self.drop(child)

@@ -1,9 +1,9 @@
-"""Hashing slots: before a promise if so configured, and when the pool is idle.
+"""Hashing of slots: before a promise if that is configured, and while the pool is idle.
 
-What a slot must hold is what its producer said when it committed, or what the record says that was
-read into it. Hashing lets go of the interpreter: 14 GB/s a core were measured for 4 MiB.
-Nothing is pinned for being hashed: what was hashed of a slot that is another chunk's by now is
-thrown away. A chunk is the same object as long as it has its slot.
+A slot's expected digest comes from its producer's commit, or from the record that was read into it.
+Hashing releases the interpreter lock: 14 GB/s a core were measured for 4 MiB. Nothing is pinned for
+it: if the slot belongs to another chunk by then, the result is thrown away. A chunk is the same
+object as long as it has its slot.
 """
 
 import queue
@@ -17,21 +17,21 @@ from forebay.pool.core.dram import Dram
 from forebay.pool.core.parts import CoreParts
 from forebay.record.header import payload_hash
 
-_INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
-_STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in about an hour
+_INTERVAL_S: Final = 0.05  # least time between two steps; a sleeping pool takes four a second
+_STEP_BYTES: Final = 4 << 20  # hashed per step: an idle pool does 16 MB/s, 64 GiB in about an hour
 _STEP_CHUNKS_MAX: Final = 64
-Payload: TypeAlias = tuple[memoryview, int]  # and its shards
+Payload: TypeAlias = tuple[memoryview, int]  # payload, number of shards
 
 
 def payload_of(dram: Dram, chunk: Chunk) -> Payload:
-    """What is to be hashed of a chunk."""
+    """A chunk's payload and shards, to be hashed."""
     return dram.slab.payload(chunk.offset, chunk.length), chunk.shards
 
 
 class Hasher:
-    """Hashes what it is given, in order; answers through the pool's completions.
+    """Hashes payloads in order, and answers through the pool's completions.
 
-    What waits is bounded by those who submit: chunks pinned for a load, and one step of scrubbing.
+    The callers bound the queue: chunks pinned for a load, and one step of scrubbing.
     """
 
     def __init__(self, parts: CoreParts) -> None:
@@ -39,21 +39,21 @@ class Hasher:
         self._jobs: queue.SimpleQueue[
             tuple[list[Payload], Callable[[list[bytes]], None]] | None
         ] = queue.SimpleQueue()
-        self._under_way = 0  # counted by the pool's thread alone
+        self._under_way = 0  # jobs without an answer; counted by the pool's thread alone
         self._thread = threading.Thread(target=self._run, name="forebay-hash", daemon=True)
         self._thread.start()
 
     def submit(self, payloads: list[Payload], done: Callable[[list[bytes]], None]) -> None:
-        """Hash payloads; `done` is called on the pool's thread.
+        """Hash payloads; `done` is called with the digests on the pool's thread.
 
-        Where hashing failed, it hears of no digest at all.
+        If hashing failed, the list of digests is empty.
         """
         self._under_way += 1
         self._jobs.put((payloads, done))
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, is being hashed or has not been answered."""
+        """Whether no job waits, runs, or has an unanswered result."""
         return not self._under_way
 
     def close(self, timeout_s: float) -> None:
@@ -69,7 +69,7 @@ class Hasher:
             self._complete(partial(self._answer, done, digests))
 
     def _answer(self, done: Callable[[list[bytes]], None], digests: list[bytes]) -> None:
-        """On the pool's thread again."""
+        """Call `done` with the result; on the pool's thread again."""
         self._under_way -= 1
         done(digests)
 
@@ -79,7 +79,7 @@ def _digests(payloads: list[Payload]) -> list[bytes]:
 
 
 class Scrubber:
-    """The idle scrubber: walks over the chunks, round after round. Owned by the pool's thread."""
+    """Hashes all chunks, round after round, while the pool is idle. Owned by the pool's thread."""
 
     def __init__(self, dram: Dram, hasher: Hasher, damaged: Callable[[Chunk], None]) -> None:
         self._dram = dram
@@ -90,7 +90,7 @@ class Scrubber:
         self.checked = 0
 
     def step(self, now: float) -> None:
-        """Have a few slots hashed, if it is time."""
+        """Hash a few slots, if it is time."""
         if now < self._next_at or not self._hasher.is_idle:
             return
         self._next_at = now + _INTERVAL_S
@@ -113,7 +113,7 @@ class Scrubber:
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
         self.checked += len(chunks)
         for chunk, digest in zip(chunks, digests, strict=False):
-            is_here = self._is_ready(chunk)  # else its slot may be another's
+            is_here = self._is_ready(chunk)  # otherwise its slot may belong to another chunk
             if is_here and digest != chunk.digest:  # verify: scrubbed hash
                 self._damaged(chunk)
 

@@ -1,4 +1,4 @@
-"""What the parts of a pool's core work with; made once, when the pool begins."""
+"""What the parts of a pool's core share; made once, when the pool begins."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,29 +11,29 @@ from forebay.pool.core.stack import TierStack
 from forebay.pool.core.tenants.registry import Tenants
 from forebay.sys.clock import Clock
 
-Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
+Complete = Callable[[Callable[[], None]], None]  # runs something on the pool's thread
 
 
 class Deferred:
-    """What an answer need not wait for: done when it was sent, or before the next message."""
+    """Work that an answer need not wait for: done after it was sent, or before the next message."""
 
     def __init__(self, barrier: Barrier) -> None:
         self._barrier = barrier
         self._work: deque[Callable[[], None]] = deque()
 
     def add(self, work: Callable[[], None]) -> None:
-        """Have something done a little later."""
+        """Do this a little later."""
         self._work.append(work)
 
     def run(self) -> None:
-        """Behind a barrier of its own: what fails here was left by another message."""
+        """Do what waits, behind a barrier of its own: a failure here belongs to another message."""
         while self._work:
             self._barrier.call("what answers did not wait for", self._work.popleft())
 
 
 @dataclass(frozen=True, slots=True)
 class CoreParts:
-    """Owned by the pool's thread, but for `complete` and `barrier`, which any thread may call."""
+    """Owned by the pool's thread, except `complete` and `barrier`, which any thread may call."""
 
     dram: Dram
     stack: TierStack
@@ -43,4 +43,4 @@ class CoreParts:
     deferred: Deferred
     barrier: Barrier
     tenants: Tenants
-    generation: int  # of the slab that slots are named in
+    generation: int  # of the slab that offsets refer to

@@ -1,4 +1,4 @@
-"""The pool's core: DRAM, the tiers beneath it and a policy, put together and driven by one thread.
+"""The pool's core: DRAM, the tiers below it and a policy, driven by one thread.
 
 I/O threads never touch it: they leave what they have done in `_done` and wake the server, which
 calls `complete`.
@@ -80,15 +80,15 @@ class PoolOptions:
     """What a pool is made of."""
 
     dram_bytes: int
-    tiers: tuple[TierOpener, ...] = ()  # beneath DRAM, the nearest first
+    tiers: tuple[TierOpener, ...] = ()  # the tiers below DRAM, the nearest first
     huge_pages: bool = False
     verify_dram: bool = False
-    lives: tuple[TierLife, ...] = ()  # of the tiers, in the same order
-    encryption: Encryption | None = None  # of the tiers; None: they do not encrypt
-    tenant_secret: bytes = b""  # empty: everybody is the default tenant
+    lives: tuple[TierLife, ...] = ()  # endurance of the tiers, in the same order
+    encryption: Encryption | None = None  # keys for the tiers; None: they do not encrypt
+    tenant_secret: bytes = b""  # b"": there is only the default tenant
     tenants: tuple[TenantSetting, ...] = ()
-    new_policy: NewPolicy = Learned  # for a tenant more
-    placement: NodePlacement = ANYWHERE  # of DRAM
+    new_policy: NewPolicy = Learned  # makes the policy of a further tenant
+    placement: NodePlacement = ANYWHERE  # where DRAM is taken from
 
 
 class Pool(Core):
@@ -101,13 +101,13 @@ class Pool(Core):
         wake: Callable[[], None],
         world: World | None = None,
     ) -> None:
-        """Open the tiers and take DRAM; a StartupError says in one sentence what cannot be had."""
+        """Open the tiers and take DRAM; a StartupError says in one sentence what is missing."""
         world = world or World()
         clock, self.barrier = world.clock, world.barrier
         self._clock = clock
         self._wake = wake
-        self._done: deque[Callable[[], None]] = deque()  # left by I/O threads
-        self._is_woken = False  # and somebody will look at it
+        self._done: deque[Callable[[], None]] = deque()  # left by I/O threads, for `complete`
+        self._is_woken = False  # the server was woken, and will call `complete`
         self.grown = lambda _message, _descriptor: None
         self.generation = secrets.randbits(62)
         chunks = ChunkTable()
@@ -150,7 +150,7 @@ class Pool(Core):
         self._status = Status(parts, loads, self._stores, self._write_behind, options.lives)
 
     def _open(self, options: PoolOptions, chunks: ChunkTable) -> None:
-        """The tiers first: DRAM takes long, and a directory that cannot be used is told at once."""
+        """Open the tiers, then take DRAM, which is slow: a bad directory is reported at once."""
         self._stack = TierStack(
             chunks,
             options.tiers,
@@ -185,7 +185,7 @@ class Pool(Core):
             self._tenants.salt_key,
         ), [segment.descriptor for segment in memory.segments]
 
-    def handle(  # noqa: C901, PLR0912 - a line each
+    def handle(  # noqa: C901, PLR0912 - one line per message
         self, session: Session, message: ClientMessage
     ) -> Work | None:
         """See Core."""
@@ -236,12 +236,12 @@ class Pool(Core):
                 self._lookups.ended(message)
             case RequestsQuery():
                 return self._lookups.recent.reply(session, message, self._clock.monotonic())
-            case Hello() | StatsQuery():  # the server's own
+            case Hello() | StatsQuery():  # handled by the server itself
                 self.metrics.error(ErrorKind.UNEXPECTED)
         return None
 
     def _make_way(self) -> None:
-        """An operator comes before what was only made ready."""
+        """Drop what was only made ready, since an operator goes first."""
         self._prefetching.stop()
         self._loads.retain_nothing()
 
@@ -274,7 +274,7 @@ class Pool(Core):
     def complete(self) -> None:
         """See Core."""
         self._deferred.run()
-        self._is_woken = False  # before looking: who comes later wakes us again
+        self._is_woken = False  # before looking: whoever comes later wakes the server again
         for _ in range(len(self._done)):
             self.barrier.call("a finished job", self._done.popleft())
         if self._done and not self._is_woken:
@@ -306,7 +306,7 @@ class Pool(Core):
         self._lookups.dialogs.step(now, is_writing=is_writing or self._prefetching.is_waiting)
 
     def violations(self) -> list[str]:
-        """What is wrong with the books; always empty, say the tests."""
+        """What is wrong with the accounting; tests check that it is always empty."""
         return violations(self._dram, self._loads)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -315,7 +315,7 @@ class Pool(Core):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is due soon, so that ticks matter."""
+        """Whether something is due soon, so that ticks must come often."""
         is_asked = bool(self._loads.requests) or bool(self._lookups.awaited)
         is_due = self._has_operations or self._prefetching.is_waiting
         return self._is_moving or is_asked or is_due
@@ -326,12 +326,12 @@ class Pool(Core):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no thread has anything of ours in hand."""
+        """Whether no thread is working for the pool's core."""
         return not self._is_moving and not self._done and self._hasher.is_idle
 
     @property
     def _is_moving(self) -> bool:
-        """Whether tiers have reads or writes of ours in hand."""
+        """Whether tiers have reads or writes in flight."""
         return bool(self._loads.reads_in_flight or self._write_behind.in_flight)
 
     def stats(self) -> dict[str, Any]:
@@ -366,9 +366,9 @@ class Pool(Core):
         self.grown(Grown(self.generation, segment.size_bytes), segment.descriptor)
 
     def _complete(self, action: Callable[[], None]) -> None:
-        """Called by I/O threads: do this on the pool's thread."""
+        """Run this on the pool's thread; called by I/O threads."""
         self._done.append(action)
-        # One wake for all that is done meanwhile: each would cost a system call and a round.
+        # One wake is enough for all that comes meanwhile: each costs a system call and a round.
         if not self._is_woken:
             self._is_woken = True
             self._wake()
@@ -378,21 +378,21 @@ class Pool(Core):
         self._complete(lambda: self._dram.tier_removed(tier, records))
 
     def _tier_warm_start(self, tier: int, offered: WarmStart) -> None:
-        """Called by a tier's threads, perhaps before we are put together."""
+        """Called by a tier's threads, perhaps before the pool is complete."""
         self._complete(lambda: self._prefetching.begin(tier, offered))
 
     def _tier_learned(self, keys: Sequence[bytes]) -> None:
-        """Called by a tier's threads, perhaps before we are put together."""
+        """Called by a tier's threads, perhaps before the pool is complete."""
         learned = frozenset(keys)
         self._complete(lambda: self._loads.read_ahead.learned(learned))
 
     def _tier_forgot(self, tenants: frozenset[bytes]) -> None:
-        """On a tier's thread."""
+        """Called by a tier's thread."""
         self._complete(lambda: self._tenancy.learn_forgotten(tenants))
 
 
 def _slab(options: PoolOptions) -> Slab:
-    """DRAM in whole arenas, all of it taken."""
+    """DRAM in whole arenas, all of its memory taken."""
     arena_bytes = arena_bytes_for(options.dram_bytes)
     whole_bytes = options.dram_bytes - options.dram_bytes % arena_bytes
     memory = take_memory(whole_bytes, options.placement, huge_pages=options.huge_pages)

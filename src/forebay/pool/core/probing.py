@@ -1,8 +1,8 @@
-"""Proving the data path: a record written, read and verified in DRAM and in every volume.
+"""Proves the data path: a record is written, read and verified in DRAM and in every volume.
 
-In DRAM it is a slot that is free, filled, hashed and wiped; where none is free, a chunk that is
-there is hashed again, so that nobody's chunk has to leave. Lower tiers prove their own way; see
-`Tier.probe`. Nothing is looked up, counted as a load, or left behind.
+In DRAM it is a free slot that is filled, hashed and wiped; if none is free, a chunk that is there
+is hashed again, so that no chunk has to leave. Lower tiers do it their own way; see `Tier.probe`.
+Nothing is looked up, counted as a load, or left behind.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from forebay.record.header import payload_hash
 from forebay.sys.memory import PAGE_BYTES, zero
 from forebay.tiers.contract import MissReason, VolumeProbe
 
-_LOOKED_AT: Final = 64  # chunks, for one that can be hashed
+_LOOKED_AT: Final = 64  # chunks looked at to find one that can be hashed
 
 
 class Prober:
@@ -31,7 +31,7 @@ class Prober:
         self._hasher, self._damaged = hasher, damaged
 
     def begin(self, told: ProbeTold) -> list[tuple[str, int]]:
-        """Probe every tier; the tier and volume of each result, which follow on any thread."""
+        """Probe every tier; returns the tier and volume of each result that will be told."""
         begun = [(DRAM, 0)]
         self._probe_dram(told)
         for name, tier in self._stack.tiers():
@@ -49,7 +49,7 @@ class Prober:
         chunks = self._dram.chunks
         ready = (each for each in islice(chunks, _LOOKED_AT) if chunks.is_ready(each.key))
         chunk = next(ready, None)
-        if chunk is None:  # every slot is being filled or loaded: engines are at work there
+        if chunk is None:  # every slot is being filled or loaded, so DRAM works
             told(ProbeResult(DRAM, 0, ""))
             return
         self._dram.pin(chunk)
@@ -57,7 +57,7 @@ class Prober:
         self._hasher.submit([payload_of(self._dram, chunk)], hashed)
 
     def _is_exact(self, offset: int) -> bool:
-        """Whether a free slot keeps what is written there."""
+        """Whether a free slot keeps what is written into it."""
         payload = secrets.token_bytes(PAGE_BYTES)
         slot = self._dram.slab.payload(offset, PAGE_BYTES)
         slot[:] = payload

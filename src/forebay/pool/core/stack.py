@@ -1,12 +1,12 @@
-"""The tiers beneath DRAM, in order: the only place that knows which tier comes first.
+"""The tiers below DRAM, in order: the only place that knows which tier comes first.
 
-Everything that the pool wants of a lower tier goes through here: what is where, loads (from the
-nearest tier that has the record, and from the next one should that fail), stores, erasure, caps and
-status. The pool and its policy know tiers as numbers, 0 for the one right beneath DRAM.
+Everything that the pool wants from a lower tier goes through here: where chunks are, loads (from
+the nearest tier that has the record, and from the next one if that fails), stores, erasure, caps
+and status. The pool and its policy know tiers by numbers, 0 for the nearest.
 
-A record is never left with a hole before it. When a tier lets a record go that others continue, it
+A record is never left with a hole before it. When a tier evicts a record that others continue, it
 asks whether another tier has it (`holds`: answered here, on any thread, without a lock). When the
-last copy of a chunk is gone, the pool says `lost`, and each tier forgets what hangs on it alone.
+last copy of a chunk is gone, the pool calls `lost`, and each tier forgets what depends on it alone.
 """
 
 from collections import Counter
@@ -36,12 +36,12 @@ from forebay.tiers.contract import (
 )
 from forebay.tiers.quotas import Quota
 
-FAR_RUNS_MAX: Final = 16  # of one chain; what is behind the last counts as on drives
+FAR_RUNS_MAX: Final = 16  # runs of one chain; what follows the last counts as on drives
 TierOpener = Callable[[TierListener], Tier]
 
 
 class TierOperation(NamedTuple):
-    """One load from a tier or store in it, as it ended."""
+    """A load from one tier, or a store in it, with its outcome."""
 
     tier: int
     outcome: LoadOutcome | StoreOutcome
@@ -50,19 +50,19 @@ class TierOperation(NamedTuple):
 
     @property
     def waited_s(self) -> float | None:
-        """How long it waited for the medium; None if that never began with it."""
+        """How long it waited before the medium began; None if the medium never began."""
         begun = self.outcome.begun
         return None if begun is None else max(0.0, begun - self.submitted)
 
     @property
     def took_s(self) -> float:
-        """How long the medium took, or the tier to refuse it."""
+        """How long the medium took, or how long the tier took to refuse it."""
         begun = self.outcome.begun
         return max(0.0, self.ended - (self.submitted if begun is None else begun))
 
 
 class FarRun(NamedTuple):
-    """Successive chunks of a chain in one tier that tells how fast it is."""
+    """Consecutive chunks of a chain in one tier that tells its speed."""
 
     first: int
     chunks: int
@@ -73,17 +73,17 @@ class KnownPrefix(NamedTuple):
     """How much of a chain of keys is in the tiers."""
 
     chunks: int  # from the first key
-    is_unknown: bool  # whether a tier has the next one is being asked in the background
-    by_tier: list[int]  # chunks found in each lower tier; the others are in DRAM
-    far: list[FarRun]  # chunks in tiers that tell how fast they are, in order
+    is_unknown: bool  # a tier is finding out in the background if it has the next one
+    by_tier: list[int]  # chunks in each lower tier; the others are in DRAM
+    far: list[FarRun]  # runs in tiers that tell their speed, in order
 
 
-LoadDone = Callable[[list[TierOperation]], None]  # one a tier that was tried; the last one counts
+LoadDone = Callable[[list[TierOperation]], None]  # one per tier tried; the last one counts
 StoreDone = Callable[[TierOperation], None]
 
 
 class TierNews(NamedTuple):
-    """Who is told what tiers have to say, by number; called on their threads."""
+    """Callbacks for what tiers tell, by the tier's number; called on the tiers' threads."""
 
     removed: Callable[[int, list[Removed]], None]
     learned: Callable[[Sequence[bytes]], None]
@@ -100,7 +100,7 @@ class TierStatus(NamedTuple):
 
 
 class TierStack:
-    """The lower tiers of one pool. Methods are called on the pool's thread, `holds` on any."""
+    """The lower tiers of one pool. The pool's thread calls its methods, any thread `holds`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TierStack:
         news: TierNews,
         now: Callable[[], float],
     ) -> None:
-        """Open the tiers, the nearest first; a StartupError if one cannot be had.
+        """Open the tiers, the nearest first; a StartupError if one cannot be opened.
 
         `now` is called on any thread.
         """
@@ -126,12 +126,12 @@ class TierStack:
         return len(self._tiers)
 
     def attach(self, slab: SharedMemory) -> None:
-        """Tell the tiers where chunks lie in DRAM."""
+        """Tell the tiers in which memory DRAM's chunks lie."""
         for tier in self._tiers:
             tier.attach(slab)
 
     def name_of(self, tier: int) -> str:
-        """What a tier is called in metrics."""
+        """A tier's name in metrics."""
         return self._tiers[tier].name
 
     def tiers(self) -> list[tuple[str, Tier]]:
@@ -139,16 +139,16 @@ class TierStack:
         return [(tier.name, tier) for tier in self._tiers]
 
     def takes_stores(self, tier: int) -> bool:
-        """Whether a tier takes stores now."""
+        """Whether a tier accepts stores now."""
         return self._tiers[tier].takes_stores()
 
     def comes_back(self, tier: int) -> bool:
-        """Whether what a tier dropped while it was off is to be stored later."""
+        """Whether what a tier dropped while it was off should be stored later."""
         return self._tiers[tier].comes_back
 
     def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
-        """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
-        keys = self._chunks.before_leaving(keys)  # a copy below is of no use until its slot is free
+        """How many keys, counted from the first, are in any tier; the first `ready` are in DRAM."""
+        keys = self._chunks.before_leaving(keys)  # a copy below has to wait for this slot
         at = ready
         is_unknown = False
         by_tier = [0] * len(self._tiers)
@@ -171,11 +171,11 @@ class TierStack:
                     break
             if at == before:
                 break
-            is_unknown = False  # whatever it was, it has been found elsewhere
+            is_unknown = False  # another tier has it
         return KnownPrefix(at, is_unknown, by_tier, far)
 
     def why_off(self, key: bytes) -> MissReason | None:
-        """Why a chunk that a lower tier has cannot be loaded now; None: it can, or is not there."""
+        """Why a chunk in a lower tier cannot be loaded now; None if it can, or is not there."""
         if self.length_of(key) is not None:
             return None
         return next((tier.off_reason() for tier in self._tiers if tier.has(key)), None)
@@ -189,19 +189,19 @@ class TierStack:
         return any(tier.has(key) for tier in self._tiers)
 
     def holds(self, key: bytes, other_than: int) -> bool:
-        """Whether DRAM or a tier other than this one has a chunk; any thread may ask."""
+        """Whether DRAM or a tier other than this one has a chunk; any thread may call."""
         if self._chunks.is_ready(key):
             return True
         others = (tier for number, tier in enumerate(self._tiers) if number != other_than)
         return any(tier.has(key) for tier in others)
 
     def length_of(self, key: bytes) -> int | None:
-        """The payload bytes of a chunk that can be loaded from a lower tier."""
+        """The payload size of a chunk that can be loaded from a lower tier; None if none can."""
         lengths = (tier.length_of(key) for tier in self._tiers)
         return next((length for length in lengths if length is not None), None)
 
     def load(self, name: RecordName, target: memoryview, done: LoadDone, deadline: float) -> int:
-        """Load from the nearest tier that can; from the next one if that misses. The nearest."""
+        """Load from the nearest tier that can, on a miss from the next one; returns the nearest."""
         tiers, now = enumerate(self._tiers), self._now
         sources = [number for number, tier in tiers if tier.length_of(name.key) is not None]
         operations: list[TierOperation] = []
@@ -243,41 +243,41 @@ class TierStack:
         self._tiers[tier].submit_store(name, source, length, ended, digest)
 
     def used(self, key: bytes, at: float) -> None:
-        """A chunk that lower tiers have leaves DRAM, where it was last used at this time."""
+        """A chunk that lower tiers have leaves DRAM; `at` is when it was last used there."""
         for tier in self._tiers:
             tier.used(key, at)
 
     def publish_used(self, tier: int, records: Sequence[UsedRecord]) -> None:
-        """Engines of this host ask for these of a tier's records most."""
+        """Tell a tier which of its records this host's engines ask for most."""
         self._tiers[tier].publish_used(records)
 
     def asked(self, keys: Sequence[bytes]) -> None:
-        """A request asked for these chunks, wherever they are: tiers keep what is asked for."""
+        """A request asked for these chunks, wherever they are, so that tiers keep them longer."""
         for tier in self._tiers:
             tier.asked(keys)
 
     def lost(self, key: bytes) -> None:
-        """No tier has a chunk any more: what hangs on it alone is forgotten everywhere."""
+        """No tier has a chunk any more: all tiers forget what depends on it alone."""
         for tier in self._tiers:
             tier.lost(key)
 
     def forgotten(self) -> set[bytes]:
-        """Ids of tenants that some tier remembers to have forgotten."""
+        """Ids of tenants that any tier remembers as forgotten."""
         return {tenant for tier in self._tiers for tenant in tier.forgotten()}
 
     def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
-        """Let every tier delete what a pool that died had not deleted yet; does not wait."""
+        """Have every tier delete what an earlier pool had not deleted yet; does not wait."""
         for tier in self._tiers:
             tier.delete_forgotten(tenants)
 
     def set_quotas(self, quotas_of: Callable[[str], Mapping[bytes, Quota]]) -> None:
-        """What each tenant, by id, may hold of each medium that tiers have quotas of."""
+        """Set what each tenant, by id, may hold of each medium that has quotas."""
         for tier in self._tiers:
             if tier.quotas_of:
                 tier.set_quotas(quotas_of(tier.quotas_of))
 
     def quota_caps(self) -> dict[str, int]:
-        """What floors have to fit in: the cap of each medium, of several stores the smallest."""
+        """The caps that floors have to fit in: each medium's; of several stores the smallest."""
         caps: dict[str, int] = {}
         for tier in self._tiers:
             if tier.quotas_of:
@@ -286,15 +286,15 @@ class TierStack:
         return caps
 
     def held_by_tenants(self) -> list[tuple[str, dict[bytes, int]]]:
-        """Each tier's name and the bytes that each tenant has taken there, where it counts them."""
+        """Each tier's name, and the bytes that each tenant holds there, if it counts them."""
         return [(tier.name, tier.held_by_tenants()) for tier in self._tiers]
 
     def remember_forgotten(self, tenant: bytes) -> str:
-        """Write down, durably, that a tenant's records must not be served; why not, if so.
+        """Note durably that a tenant's records must not be served; "" or why that failed.
 
-        Drives remember it for stores, too, which may be away; where there are none, each store has
-        to. Stores that can are told in any case: drives are replaced.
-        Waits for the media: never on the pool's thread.
+        Drives remember it for stores, too, which may be away; if there are none, each store has to.
+        Stores that can are told in any case, since drives are replaced. Waits for the media: never
+        call it on the pool's thread.
         """
         drives = [tier for tier in self._tiers if not tier.comes_back]
         for number, tier in enumerate([*drives, *(t for t in self._tiers if t.comes_back)]):
@@ -304,14 +304,14 @@ class TierStack:
         return ""
 
     def forget(self, tenant: bytes, *, scrub: bool) -> list[tuple[str, Forgotten]]:
-        """Delete all records of a tenant; what that was, by tier. Waits likewise."""
+        """Delete all records of a tenant; what that was, by tier. Waits for the media."""
         return [(tier.name, tier.forget(tenant, scrub=scrub)) for tier in self._tiers]
 
     def erase(self, digits: str, *, scrub: bool = False) -> tuple[int, Counter[bytes]]:
-        """Delete the namespaces whose lower-case hex digits begin so, or everything (''), for good.
+        """Delete the namespaces whose lower-case hex digits begin so, or all (""), for good.
 
-        The answer is how many records that were, and the payload bytes of each namespace. Waits
-        for the media: never on the pool's thread.
+        Returns how many records that were, and the payload bytes of each namespace. Waits for the
+        media: never call it on the pool's thread.
         """
         count, sizes = 0, Counter[bytes]()
         for tier in self._tiers:
@@ -327,17 +327,17 @@ class TierStack:
         return count, +sizes
 
     def packs_of_others(self, digits: str) -> int:
-        """Packs of other hosts, of namespaces whose hex digits begin so, which `erase` leaves."""
+        """Packs of other hosts, in namespaces whose hex digits begin so, which `erase` leaves."""
         found = (count for tier in self._tiers for count in tier.packs_of_others().items())
         return sum(count for name, count in found if name.hex().startswith(digits))
 
     def rotate(self) -> None:
-        """Encrypt what is stored from now on under new keys. Waits, and raises, as a tier does."""
+        """Encrypt new records under new keys. Waits, and may raise OSError."""
         for tier in self._tiers:
             tier.rotate()
 
     def resize(self, path: str, cap_bytes: int) -> bool:
-        """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
+        """Change a volume's cap; False if no tier has it. Waits and raises as `Tier.resize`."""
         return any(tier.resize(path, cap_bytes) for tier in self._tiers)
 
     def status(self) -> list[TierStatus]:
@@ -345,13 +345,13 @@ class TierStack:
         return [TierStatus(tier.name, tier.usage(), tier.volumes()) for tier in self._tiers]
 
     def close(self, timeout_s: float) -> None:
-        """Finish what was accepted, as far as the time allows, and let go of the media."""
+        """Finish what was accepted, as far as the time allows, and close the media."""
         for tier in self._tiers:
             tier.close(timeout_s)
 
 
 def _add_far(far: list[FarRun], first: int, chunks: int, tier: Tier | None) -> None:
-    """Chunks lie in a tier, or are being read from it: note them if it tells how fast it is."""
+    """Add chunks of a tier to the runs, if the tier tells its speed."""
     if far and far[-1].first + far[-1].chunks == first and tier is not None and tier.comes_back:
         far[-1] = far[-1]._replace(chunks=far[-1].chunks + chunks)
         return
@@ -361,7 +361,7 @@ def _add_far(far: list[FarRun], first: int, chunks: int, tier: Tier | None) -> N
 
 
 class _Listener(TierListener):
-    """What one tier tells and asks."""
+    """Receives one tier's news, and answers its questions."""
 
     def __init__(self, stack: TierStack, number: int, news: TierNews) -> None:
         self._news = news

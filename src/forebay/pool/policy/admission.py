@@ -1,16 +1,15 @@
-"""What is written to a lower tier: the dialogs likeliest to return, as many as it keeps until then.
+"""Which dialogs are written to a lower tier: those likeliest to return, as many as it can keep.
 
-A lower tier that is full evicts something for whatever it is given, so all that is admitted
-shortens the life of everything else. The share that is admitted shrinks while records are evicted
-before a third of them was read, and grows while more is. Within the share the likeliest dialogs
-come first; those equally likely are told apart by a tie-breaker drawn from their key, the same each
-time, so that a loop larger than the tier keeps the same dialogs instead of all of them for too
-short.
+A full lower tier evicts something for everything it is given, so whatever is admitted shortens the
+life of the rest. The share that is admitted shrinks while records are evicted before a third of
+them was read, and grows while more is. Within the share the likeliest dialogs come first; equally
+likely ones are ordered by a tie-breaker derived from their key, the same each time, so that in a
+loop larger than the tier the same dialogs are kept, instead of all of them for too short.
 
 A budget of bytes a day is a bucket that fills at that rate: as it runs low the share narrows, so
-that the unlikely and the large go first, and nothing is written that it does not hold. What any
-24 hours see is at most the budget, however often the pool is started in them: the bucket begins
-empty, since nobody knows what was written before.
+that unlikely and large dialogs go first; nothing is written beyond what it holds. No 24 hours see
+more than the budget, however often the pool is restarted in them: the bucket starts empty, since
+nobody knows what was written before.
 """
 
 import math
@@ -18,12 +17,12 @@ from array import array
 from typing import Final, NamedTuple
 
 DAY_S: Final = 86_400.0
-BURST: Final = 1 / 24  # of a day's budget that may be written at once; the rest is its rate
-READ_TARGET: Final = 0.31  # of a record's bytes, by the time it is evicted
+BURST: Final = 1 / 24  # share of a day's budget that may be written at once
+READ_TARGET: Final = 0.31  # share of evicted bytes that should have been read
 SHRINKING: Final = 4.0  # a tier full of unread bytes leaves e^-1.2, a third, of the share
-SHARE_MIN: Final = 0.02  # at nothing, nothing would ever be learnt again
+SHARE_MIN: Final = 0.02  # at 0 nothing would be learnt any more
 CHANCE_BINS: Final = 8
-MEMORY_TIERS: Final = 1.0  # how many tiers full of candidates are remembered
+MEMORY_TIERS: Final = 1.0  # candidates remembered, in multiples of the tier's size
 # At 100 Gbit/s and a first byte of 150 ms, what large models take as long to compute as to fetch.
 LONG_BYTES: Final = 1 << 30
 
@@ -33,16 +32,16 @@ class WriteBudget:
 
     def __init__(self, bytes_a_day: int) -> None:
         self.bytes_a_day = bytes_a_day
-        self.allowed_bytes = 0.0  # in the bucket
+        self.allowed_bytes = 0.0  # bytes in the bucket
         self._filled_at_s: float | None = None
 
     @property
     def left(self) -> float:
-        """Of a full bucket, how much is in it."""
+        """The share of a full bucket that is left."""
         return self.allowed_bytes / (BURST * self.bytes_a_day)
 
     def fill(self, now: float) -> None:
-        """Time has passed: the bucket holds more."""
+        """Add to the bucket what the time since the last call allows."""
         if self._filled_at_s is not None:
             elapsed_s = max(0.0, now - self._filled_at_s)
             # The burst and a day's filling together are the budget of a day.
@@ -52,29 +51,29 @@ class WriteBudget:
 
 
 class LowerTier(NamedTuple):
-    """What a policy is told of one tier below DRAM."""
+    """What a policy is told about one lower tier."""
 
     capacity_bytes: int
-    budget_bytes_a_day: int | None = None  # that may be written to it; None: as many as there are
-    reused_only: bool = False  # it is given what was asked for again, and long chains
-    long_bytes: int = LONG_BYTES  # of a chain: so much is worth it at first sight
-    shared: WriteBudget | None = None  # instead, where several policies have one budget
+    budget_bytes_a_day: int | None = None  # that may be written to it; None: no limit
+    reused_only: bool = False  # give it only reused chunks and long chains
+    long_bytes: int = LONG_BYTES  # chains of so many bytes count as long
+    shared: WriteBudget | None = None  # the budget, if several policies share one
 
 
 class Admission:
-    """Which dialogs one tier is given."""
+    """Decides which dialogs one tier is given."""
 
     def __init__(self, tier: LowerTier) -> None:
         a_day = tier.budget_bytes_a_day
         self._tier_bytes = tier.capacity_bytes
         self._reused_only, self._long_bytes = tier.reused_only, tier.long_bytes
         self._budget = tier.shared or (None if a_day is None else WriteBudget(a_day))
-        self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # candidates, by their chance
+        self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # bytes of candidates, by chance
         self._asked_sum = 0.0
-        self.share = 1.0  # of the candidates' bytes that are admitted
+        self.share = 1.0  # share of the candidates' bytes to admit
 
     def takes(self, turns: int, size_bytes: int) -> bool:
-        """Whether a dialog of so many returns and bytes is worth the tier at all."""
+        """Whether a dialog with so many returns and bytes may be given to the tier at all."""
         return not self._reused_only or turns > 0 or size_bytes >= self._long_bytes
 
     def admits(self, chance: float, tie_breaker: float, size_bytes: int, now: float) -> bool:
@@ -105,7 +104,7 @@ class Admission:
         return True
 
     def evicted(self, size_bytes: int, read_bytes: int) -> None:
-        """The tier evicted records: admit a little more or less."""
+        """The tier evicted records: adjust the admitted share."""
         if not size_bytes or not self._tier_bytes:
             return
         surplus = read_bytes / size_bytes - READ_TARGET
@@ -113,6 +112,6 @@ class Admission:
         self.share = min(1.0, max(SHARE_MIN, self.share * math.exp(step)))
 
     def fill(self, now: float) -> None:
-        """Time has passed: the bucket holds more."""
+        """Let the budget's bucket fill for the time that has passed."""
         if self._budget is not None:
             self._budget.fill(now)

@@ -1,6 +1,6 @@
-"""What is read before anybody asks for it: dialogs from drives, and what a lookup found in a store.
+"""What is read before it is asked for: dialogs from drives, and known chunks from a store.
 
-A dialog's chunks leave DRAM from its end on, so the first that DRAM lacks of it left last:
+A dialog's chunks leave DRAM from its end on, so of those that DRAM lacks the first one left last:
 `DialogsToRead` keeps them in that order, 16 bytes each, for dialogs that are watched. Once an
 answer has ended and it is known how, the most valuable of these dialogs is read back, chunk by
 chunk, if
@@ -25,14 +25,14 @@ from forebay.record.region import SHORT_KEY_BYTES
 from forebay.settings import PrefetchMode
 from forebay.tiers.contract import TierSpeed
 
-SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # what a lower tier has costs a quarter to lose
-CHANCE_MIN: Final = 0.7  # three in ten reads may be wasted
-KINDS_MAX: Final = 4  # of dialogs, that one decision looks at
-CHUNKS_MAX: Final = 1 << 17  # remembered of those that left
+SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk that a lower tier has costs a quarter to lose
+CHANCE_MIN: Final = 0.7  # so three in ten reads may be wasted
+KINDS_MAX: Final = 4  # kinds of dialogs that one decision looks at
+CHUNKS_MAX: Final = 1 << 17  # chunks remembered that have left DRAM
 
 
 class DialogsToRead:
-    """The chunks that lower tiers have of watched visits and DRAM lacks, and which is read next."""
+    """Chunks of watched visits that lower tiers have and DRAM lacks; picks the next to read."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class DialogsToRead:
         visits: Visits,
         reuse: Reuse,
         *,
-        least: Callable[[int], tuple[int, int]],  # slot bytes → the visit to lose one, its level
+        least: Callable[[int], tuple[int, int]],  # slot bytes → visit to lose one, and its level
     ) -> None:
         self._which, self._least = which, least
         self._forest, self._visits, self._reuse = forest, visits, reuse
-        # By visit, the keys of what left, the last one last; no list is empty.
+        # By visit, the keys that left DRAM, the last one last; no list is empty.
         self._left: OrderedDict[int, bytearray] = OrderedDict()
-        self._slot_bytes: dict[int, int] = {}  # of the last one, likewise
+        self._slot_bytes: dict[int, int] = {}  # by visit, slot bytes of the last one
         self._chunks = 0
-        self._reading: dict[bytes, int] = {}  # what was offered and has not come yet → its visit
+        self._reading: dict[bytes, int] = {}  # key on its way → the visit it is read for
 
     def removed(self, visit: int, row: int, key: bytes) -> None:
-        """A chunk leaves DRAM, which it touched last."""
+        """A chunk leaves DRAM; `visit` was the last to touch it."""
         if self._which is PrefetchMode.OFF or self._visits.end[visit] is None:
             return
         if self._forest.safety[row] != SAVED or len(key) != SHORT_KEY_BYTES:
-            self.forget(visit)  # what follows it is of no use
+            self.forget(visit)  # what follows it is of no use now
             return
         left = self._left.pop(visit, None) or bytearray()
         left += key
@@ -67,7 +67,7 @@ class DialogsToRead:
             self.forget(next(iter(self._left)))
 
     def judge(self, visit: int) -> None:
-        """Whether a visit may be read ahead may have changed."""
+        """Decide again whether a visit may be read ahead."""
         visits = self._visits
         ending = ending_of(visits.cell[visit])
         is_told = visits.began_cell[visit] != NONE and ending != EndingClass.NOT_KNOWN
@@ -75,7 +75,7 @@ class DialogsToRead:
         visits.set_ahead(visit, is_ahead=visit in self._left and is_told and is_wanted)
 
     def forget(self, visit: int) -> None:
-        """Nothing more of a visit is to be read: it has returned, or tiers have it no more."""
+        """Read nothing more of a visit: it has returned, or lower tiers have lost it."""
         left = self._left.pop(visit, None)
         if left is not None:
             self._chunks -= len(left) // SHORT_KEY_BYTES
@@ -87,7 +87,7 @@ class DialogsToRead:
     def next(self, has_room: Callable[[int], bool]) -> ToRead | None:
         """See Policy."""
         visits, forest = self._visits, self._forest
-        losers: dict[int, tuple[int, int]] = {}  # by slot bytes: asked for once, which costs most
+        losers: dict[int, tuple[int, int]] = {}  # by slot bytes, each found once: that is slow
         for looked_at, (visit, level) in enumerate(visits.most(AHEAD)):
             if looked_at == KINDS_MAX:
                 break
@@ -98,7 +98,7 @@ class DialogsToRead:
                 if slot_bytes not in losers:
                     losers[slot_bytes] = self._least(slot_bytes)
                 loser, least = losers[slot_bytes]
-                # What is read is in a lower tier as well.
+                # What is read stays in a lower tier as well.
                 least += SAVED_LEVELS
                 if loser in (NONE, visit) or level <= least:  # verify: worth more
                     break
@@ -113,11 +113,11 @@ class DialogsToRead:
         return None
 
     def came(self, key: bytes) -> int:
-        """A chunk is readable in DRAM: the visit for which it was read ahead, or NONE."""
+        """A chunk is readable in DRAM: the visit that it was read ahead for, or NONE."""
         return self._reading.pop(key, NONE) if self._reading else NONE
 
     def failed(self, key: bytes) -> None:
-        """What was to be read cannot be: nor can what follows it."""
+        """A chunk could not be read: drop what follows it, too."""
         visit = self._reading.pop(key, NONE)
         if visit != NONE:
             self.forget(visit)
@@ -135,9 +135,9 @@ class DialogsToRead:
 
 
 def is_read_ahead(size_bytes: int, speed: TierSpeed, gpu_bytes_a_s: float) -> bool:
-    """Whether so much of a store is worth reading before anybody asks for it.
+    """Whether so many bytes of a store are worth reading before they are asked for.
 
-    What is not known to be slower is: nothing else would tell how fast a store is.
+    Yes if it is not known to be slower than the GPU: only reading tells how fast a store is.
     """
     if not (speed.bytes_a_s and gpu_bytes_a_s):
         return True

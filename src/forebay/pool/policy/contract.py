@@ -1,4 +1,4 @@
-"""The one interface between a pool and the policy that decides what it keeps.
+"""The interface between a pool and the policy that decides what it keeps.
 
 Promised: no I/O, no clock (`now` is passed in, seconds that never go back), no thread, no exception
 for any order of calls with keys it does not know (they are ignored). Assumed: one thread calls.
@@ -36,9 +36,9 @@ from typing import NamedTuple
 class Ending(NamedTuple):
     """How an answer ended, and what its caller said of the dialog, all within bounds."""
 
-    kind: int = 0  # its class
-    session: bytes = b""  # a hash of what the caller calls the dialog
-    returns_in_s: float = 0.0  # the caller says so; 0: it does not
+    kind: int = 0  # its class, see `forebay.identity.endings`
+    session: bytes = b""  # hash of the caller's name for the dialog
+    returns_in_s: float = 0.0  # the caller's hint; 0: none
     keep_s: float = 0.0
     priority: int = 0
 
@@ -47,12 +47,12 @@ class ToRead(NamedTuple):
     """A chunk that is worth reading from a lower tier before it is asked for."""
 
     key: bytes
-    victim: bytes | None  # what is to leave DRAM for it; None: there is room
+    victim: bytes | None  # the chunk to evict for it; None: there is a free slot
     chain: bytes  # the last key of the chain that it belongs to
 
 
 class Policy(ABC):
-    """The decisions of one pool. Every method answers at once; a decision costs microseconds."""
+    """The decisions of one pool. Every method answers at once; a decision takes microseconds."""
 
     @abstractmethod
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
@@ -60,7 +60,7 @@ class Policy(ABC):
 
     @abstractmethod
     def ended(self, key: bytes, ending: Ending, now: float) -> None:
-        """The answer has ended to the last request whose chain ends with `key`."""
+        """The answer ended to the last request whose chain ends with `key`."""
 
     @abstractmethod
     def stored(self, key: bytes, parent: bytes | None, slot_bytes: int, now: float) -> None:
@@ -71,22 +71,22 @@ class Policy(ABC):
 
     @abstractmethod
     def removed(self, key: bytes) -> None:
-        """`key` left DRAM, for whatever reason; its pins are forgotten."""
+        """`key` left DRAM, for any reason; its pins are forgotten."""
 
     @abstractmethod
     def pin(self, *keys: bytes) -> None:
-        """No victims until as many `unpin` as `pin`."""
+        """Name these as victims only after as many calls of `unpin` as of `pin`."""
 
     @abstractmethod
     def unpin(self, key: bytes) -> None:
-        """One pin less."""
+        """Take back one `pin`."""
 
     @abstractmethod
     def declines(self, key: bytes, parent: bytes | None, now: float, slot_bytes: int) -> bool:
-        """Whether a newcomer is worth less than whatever would leave for it.
+        """Whether a newcomer is worth less than whatever would be evicted for it.
 
-        `key` is the first chunk, of those a request stores at once, that needs a slot, and `parent`
-        the one before it; neither need be known. False asks the pool to make room.
+        `key` is the first chunk that needs a slot, of those that a request stores at once, and
+        `parent` the one before it; neither need be known. False asks the pool to make room.
         """
 
     @abstractmethod
@@ -104,39 +104,40 @@ class Policy(ABC):
 
     @abstractmethod
     def write_failed(self, key: bytes, tier: int) -> None:
-        """What `next_write` offered was not written; it and what continues it are not offered."""
+        """What `next_write` offered was not written: do not offer it, nor what continues it."""
 
     @abstractmethod
     def write_again(self, key: bytes, tier: int, now: float) -> None:
-        """What `next_write` offered was not written, and is to be offered once more."""
+        """What `next_write` offered was not written: offer it once more."""
 
     @abstractmethod
     def hold_writes(self, tier: int, *, held: bool) -> None:
-        """A tier takes nothing, until told otherwise; what waits for it holds up nobody."""
+        """A tier accepts nothing until told otherwise; what waits for it holds up nothing."""
 
     @abstractmethod
     def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:
-        """The chunk to write to a tier next, parents first; None when nothing is to be written now.
+        """The chunk to write to a tier next, parents first; None if nothing is to be written now.
 
-        `idle` says that the tier has nothing better to do: recently used chunks are offered too.
+        `idle` says that the tier has nothing better to do: then recently used chunks are offered,
+        too.
         """
 
     @abstractmethod
     def next_read(self, now: float, has_room: Callable[[int], bool]) -> ToRead | None:
-        """The chunk to read from lower tiers before anybody asks for it; None: there is none now.
+        """The chunk to read from lower tiers before it is asked for, or None.
 
-        `has_room` says whether there is a slot of that size for which nothing need leave.
+        `has_room` tells whether there is a free slot of a size, for which nothing need leave.
         """
 
     @abstractmethod
     def read_failed(self, key: bytes) -> None:
-        """What `next_read` offered was not read; what continues it is not offered either."""
+        """What `next_read` offered was not read: do not offer what continues it."""
 
     @property
     @abstractmethod
     def queued_bytes(self) -> int:
-        """Slots that `victim` spares because their chunks are to be offered by `next_write`."""
+        """Slot bytes that `victim` spares because `next_write` is to offer their chunks."""
 
     @abstractmethod
     def evicted(self, tier: int, size_bytes: int, read_bytes: int, now: float) -> None:
-        """A tier evicted records: their bytes, and those of the ones that were ever loaded."""
+        """A tier evicted so many bytes, of which `read_bytes` were loaded at least once."""

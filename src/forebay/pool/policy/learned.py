@@ -1,7 +1,7 @@
-"""The default policy: keep what is likely to be used soonest, per second and chunk.
+"""The default policy: keeps the chunks that are most likely to be used soon, for their size.
 
-See `reuse` for how that is learnt, `visits` for how the least valuable chunk is found in a few
-microseconds, `admission` for what is written to lower tiers.
+`reuse` says how that is learnt, `visits` how the least valuable chunk is found in a few
+microseconds, and `admission` what is written to lower tiers.
 """
 
 import heapq
@@ -45,13 +45,13 @@ from forebay.pool.policy.visits import (
 from forebay.pool.policy.writing import Writing
 from forebay.settings import PrefetchMode
 
-# A step of priority doubles what a chunk is worth; what is to be kept is worth more than all.
+# One step of priority doubles a chunk's worth; one that a caller wants kept is worth more than all.
 RANK_LEVELS: Final = (*(LEVELS_AN_OCTAVE * (rank - USUAL) for rank in range(KEPT)), 2 * LEVELS)
-KEPT_MAX: Final = 1 << 14  # visits that are kept because their callers asked for it
+KEPT_MAX: Final = 1 << 14  # visits kept because their callers asked for it
 REMEMBERED_VISITS_MAX: Final = 1 << 16
-UNANSWERED_MAX: Final = 64  # requests with one last key; no answer need ever be told
+UNANSWERED_MAX: Final = 64  # requests counted with one last key, as answers may never be told
 LEARN_REQUESTS: Final = 4
-USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
+USUAL_REQUESTS: Final = 256  # requests in the mean length of a first prompt
 
 
 class Learned(Policy):
@@ -73,12 +73,12 @@ class Learned(Policy):
             prefetch, self._forest, self._visits, self._reuse, least=self._least_to_lose
         )
         self._size_classes: dict[int, int] = {}  # slot bytes -> its number
-        self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
-        self._starts: dict[bytes, int] = {}  # first key that DRAM lacks -> the visit that stores it
+        self._ends: dict[bytes, int] = {}  # last key of a chain -> its last visit
+        self._starts: dict[bytes, int] = {}  # first key that DRAM lacked -> the visit storing it
         self._sessions = Sessions(self._visits)
-        self._kept: list[tuple[float, int, bytes]] = []  # until when, its rank then, its last key
-        self._ranks = [USUAL]  # those ever met
-        self._usual_depth = 0.0  # chunks of a dialog's first prompt
+        self._kept: list[tuple[float, int, bytes]] = []  # kept until, rank afterwards, last key
+        self._ranks = [USUAL]  # ranks used so far
+        self._usual_depth = 0.0  # mean number of chunks of a dialog's first prompt
         self._requests = 0
 
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
@@ -115,7 +115,7 @@ class Learned(Policy):
         kind, mean_s = ending.kind, (visits.gaps[visit] or {}).get(ending.kind, 0.0)
         if ending.returns_in_s:
             kind, mean_s = EndingClass.EXPECTED, ending.returns_in_s
-        # Of a dialog that never had such an answer, no gap is known that would tell of this one.
+        # A dialog without an answer of this class has no gap that would tell of this one.
         turns = max(1, visits.turns[visit]) if mean_s else 0
         visits.ended(visit, cell_of(turns, mean_s, visits.new_share[visit], kind), now)
         self._to_read.judge(visit)
@@ -182,7 +182,7 @@ class Learned(Policy):
             return False
         if visit != newcomer and self._reuse.level(self._visits.cell[newcomer]) >= least:
             return False
-        # What is to be written needs a slot until then: the way down leads through DRAM.
+        # A chunk needs a slot until it is written: it is written from DRAM.
         return not any(writing.admits(newcomer, slot_bytes, now) for writing in self._writing)
 
     def victim(self, now: float, slot_bytes: int, *, spare_unwritten: bool = False) -> bytes | None:
@@ -200,14 +200,14 @@ class Learned(Policy):
                 for writing in self._writing:
                     writing.dram_evicted(now - self._visits.at_s[visit])
                 return self._forest.key[row]
-            self._visits.move(visit, NOT_EVICTABLE)  # until it is unpinned
+            self._visits.move(visit, NOT_EVICTABLE)  # not evictable until it is unpinned
 
     def in_tiers(self, key: bytes, tiers: Collection[int]) -> None:
         row = self._forest.row_of.get(key, NONE)
         if row == NONE:
             return
         if tiers and not any(flags[row] & (HELD | OFFERED) for flags in self._forest.flags):
-            self._forest.reused[row] = 1  # it came from there
+            self._forest.reused[row] = 1  # it was read from a lower tier
         for tier, flags in enumerate(self._forest.flags):
             if tier in tiers:
                 self._mark(tier, row, HELD)
@@ -248,7 +248,7 @@ class Learned(Policy):
         self._writing[tier].admission.evicted(size_bytes, read_bytes)
 
     def _age(self, now: float) -> None:
-        """Time has passed: visits are older, and some need not be kept any more."""
+        """Let visits grow older, and stop keeping those whose time is over."""
         self._visits.age(now)
         while self._kept and (self._kept[0][0] <= now or len(self._kept) > KEPT_MAX):
             _, rank, key = heapq.heappop(self._kept)
@@ -257,7 +257,7 @@ class Learned(Policy):
                 self._set_rank(visit, rank)
 
     def _set_rank(self, visit: int, rank: int) -> None:
-        """Give a visit another rank, and the queue that follows from it."""
+        """Change a visit's rank, and so its queue."""
         self._visits.rank[visit] = rank
         if rank not in self._ranks:
             self._ranks.append(rank)
@@ -266,24 +266,24 @@ class Learned(Policy):
 
     @property
     def _can_write(self) -> bool:
-        """Whether the nearest tier can take more of what waits for it."""
+        """Whether the nearest tier can be given more of what waits for it."""
         return bool(self._writing) and self._writing[0].can_write
 
     def _mark(self, tier: int, row: int, flags: int) -> None:
-        """Give a chunk other flags, and its visit the queue that follows from them."""
+        """Change a chunk's flags, and so its visit's queue."""
         self._forest.mark(tier, row, flags)
         if self._visits.tail[self._forest.visit[row]] == row:
             self._enqueue(self._forest.visit[row])
 
     def _begin(self, keys: Sequence[bytes], found: int, now: float) -> int:
-        """The visit of a request; the one it continues, if any is known, has returned."""
+        """The new visit of a request; the visit that it continues, if known, has returned."""
         visits, ends = self._visits, self._ends
         turns, mean_s, known = 0, 0.0, found
         same = ends.get(keys[-1], NONE)
         unanswered = 0 if same == NONE else visits.unanswered[same]
         gaps: dict[int, float] | None = None
         tie_breaker = zlib.crc32(keys[-1]) / 2**32
-        admitted: list[int] = []  # tiers that keep on being written to
+        admitted: list[int] = []  # tiers that go on being written to
         for key in reversed(keys):
             before = ends.get(key, NONE)
             if before != NONE and visits.depth[before] > 1:
@@ -291,7 +291,7 @@ class Learned(Policy):
                 mean_s = mean_gap_s(visits.mean_s[before], now - visits.at_s[before])
                 gaps = self._gaps_after(before, now)
                 known, tie_breaker = visits.depth[before], visits.tie_breaker[before]
-                if found >= known:  # what was written of it is still there to be continued
+                if found >= known:  # what was written of it is still there
                     verdicts = enumerate(visits.verdicts)
                     admitted = [tier for tier, of in verdicts if of[before] == ADMITTED]
                 visits.returned(before, now)
@@ -313,7 +313,7 @@ class Learned(Policy):
         return visit
 
     def _gaps_after(self, before: int, now: float) -> dict[int, float] | None:
-        """The mean gaps of a dialog that came back, by how the answers before them ended."""
+        """A returned dialog's mean gaps, by the class of the answer before each gap."""
         visits = self._visits
         gaps = visits.gaps[before]
         if visits.began_cell[before] == NONE:
@@ -323,7 +323,7 @@ class Learned(Policy):
         return {**(gaps or {}), kind: mean_s}
 
     def _touch(self, visit: int, keys: Sequence[bytes], rows: list[int | None]) -> bytes | None:
-        """Give a visit what DRAM has of a chain, as rows; the first key that it lacks."""
+        """Give a visit the rows that DRAM has of a chain; returns the first key that DRAM lacks."""
         held = [row for row in rows if row is not None]
         count = len(held)
         if held == rows[:count] and self._forest.is_path(held):
@@ -332,7 +332,7 @@ class Learned(Policy):
         return self._touch_parts(visit, keys, rows)
 
     def _take_over(self, visit: int, rows: list[int]) -> None:
-        """Give a visit a path from a root on; of thousands of chunks, only few visits matter."""
+        """Give a visit a path from a root on: thousands of chunks, but few earlier visits."""
         visit_of, tail = self._forest.visit, self._visits.tail
         touched = set(map(visit_of.__getitem__, rows))
         for row in rows:
@@ -348,7 +348,7 @@ class Learned(Policy):
     def _touch_parts(
         self, visit: int, keys: Sequence[bytes], rows: list[int | None]
     ) -> bytes | None:
-        """The same where chunks are missing in between, each part with a visit of its own."""
+        """As `_touch`, where chunks are missing in between: each part gets a visit of its own."""
         visit_of, tail = self._forest.visit, self._visits.tail
         owner, below, lacking = visit, NONE, None
         tails: list[int] = []
@@ -357,7 +357,7 @@ class Learned(Policy):
                 lacking = key
                 continue
             if tails and self._forest.parent[below] != row:
-                owner = self._like(visit)  # what lies above a hole can only leave on its own
+                owner = self._like(visit)  # the part above a hole leaves on its own
             before, visit_of[row] = visit_of[row], owner
             if owner not in tails:
                 tails.append(owner)
@@ -373,7 +373,7 @@ class Learned(Policy):
         return lacking
 
     def _like(self, visit: int) -> int:
-        """Another visit of the same kind and age, which nobody watches."""
+        """A new visit of the same kind and age, which is not watched."""
         visits = self._visits
         other = visits.begin(visits.cell[visit], None, visits.at_s[visit])
         visits.turns[other], visits.mean_s[other] = visits.turns[visit], visits.mean_s[visit]
@@ -381,18 +381,21 @@ class Learned(Policy):
         return other
 
     def _relative_depth(self, depth: int) -> float:
-        """Of a first prompt, all is new: its length tells more, against what is usual here."""
+        """The relative length of a first prompt, which stands for its share of new tokens.
+
+        All of a first prompt is new; how long it is, compared with what is usual, tells more.
+        """
         self._usual_depth += (depth - self._usual_depth) / min(self._requests, USUAL_REQUESTS)
         return 0.2 * depth / self._usual_depth
 
     def _end(self, visit: int) -> None:
-        """Watch a visit no longer; it lives on only for the chunks it holds."""
+        """Stop watching a visit; it lives on only while it holds chunks."""
         end = self._visits.end[visit]
         self._to_read.forget(visit)
         if end is not None:
             del self._ends[end]
             self._visits.end[visit] = None
-            if self._visits.rank[visit] == KEPT:  # nobody could end that any more
+            if self._visits.rank[visit] == KEPT:  # nothing would end that any more
                 self._set_rank(visit, USUAL)
         if self._visits.tail[visit] == NONE:
             self._forget(visit)
@@ -402,20 +405,20 @@ class Learned(Policy):
         self._visits.forget(visit)
 
     def _started(self, visit: int, key: bytes | None) -> None:
-        """Forget where a visit's stores begin, if they begin with `key`."""
+        """Forget the key at which a visit's stores begin, if that is `key`."""
         if key is not None and self._starts.get(key) == visit:
             del self._starts[key]
             self._visits.start[visit] = None
 
     def _emptied(self, visit: int) -> None:
-        """A visit holds nothing any more; it is remembered for its return, if it is watched."""
+        """A visit holds no chunk any more; a watched one is remembered until it returns."""
         if self._visits.end[visit] is None:
             self._forget(visit)
         else:
             self._visits.move(visit, NOT_EVICTABLE)
 
     def _joined(self, key: bytes, above: int, now: float, ahead_of: int) -> int:
-        """The visit that a new chunk belongs to: the one it continues, or a new one like it."""
+        """The visit of a new chunk: the one that it continues, or a new one like that."""
         if ahead_of != NONE:
             is_next = self._visits.tail[ahead_of] in (NONE, above)
             return ahead_of if is_next else self._like(ahead_of)
@@ -425,7 +428,7 @@ class Learned(Policy):
             visit = forest.visit[above]
         if visit == NONE:
             return visits.begin(cell_of(0, 0.0, 1.0), None, now)
-        if visits.tail[visit] == above:  # both NONE: a chain of which DRAM had nothing
+        if visits.tail[visit] == above:  # both NONE: DRAM had nothing of the chain
             return visit
         cell = visits.cell[visit]
         copy = visits.begin(cell - cell % BINS, None, now)
@@ -433,7 +436,7 @@ class Learned(Policy):
         return copy
 
     def _expose(self, row: int) -> None:
-        """A chunk has nothing below it any more: it is its visit's tail."""
+        """A chunk has no child any more, so it is its visit's tail."""
         visits, visit = self._visits, self._forest.visit[row]
         if visits.tail[visit] not in (NONE, row):
             visit = self._part(row, visit)
@@ -441,7 +444,7 @@ class Learned(Policy):
         self._enqueue(visit)
 
     def _part(self, row: int, visit: int) -> int:
-        """A chunk was lost out of a path (it was damaged): what is above it gets its own visit."""
+        """A damaged chunk left a hole in a path: the chunks above it get a visit of their own."""
         forest, part = self._forest, self._like(visit)
         while row != NONE and forest.visit[row] == visit:
             forest.visit[row] = part
@@ -449,7 +452,7 @@ class Learned(Policy):
         return part
 
     def _enqueue(self, visit: int) -> None:
-        """Put a visit into the eviction queue of its tail's size class and safety."""
+        """Put a visit into the eviction queue for its tail's size class and safety."""
         forest, row = self._forest, self._visits.tail[visit]
         if forest.children[row] or forest.pins[row]:
             self._visits.move(visit, NOT_EVICTABLE)
@@ -466,11 +469,11 @@ class Learned(Policy):
         return number
 
     def _least_to_lose(self, slot_bytes: int) -> tuple[int, int]:
-        """The same for what nobody has asked for: what is to be written stays."""
+        """As `_least`, for a chunk that nobody has asked for: unwritten chunks stay."""
         return self._least(slot_bytes, spare_unwritten=self._can_write)
 
     def _least(self, slot_bytes: int, *, spare_unwritten: bool) -> tuple[int, int]:
-        """The least valuable visit that can give a slot of this size, and its level."""
+        """The least valuable visit that has a chunk of this slot size to give, and its level."""
         visit, least = NONE, 0
         number = self._size_classes.get(slot_bytes)
         if number is None:

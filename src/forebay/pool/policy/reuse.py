@@ -1,23 +1,23 @@
-"""When a dialog comes back, learnt from the stream itself, and what that makes a chunk worth.
+"""Learns from requests when dialogs come back, and so how much a chunk is worth.
 
 Every visit (one request's touch of its chain) is watched until its dialog returns. Age is cut into
-bins that grow by a constant factor, and of each bin it is counted how many visits entered it and
-how many returned within it. What is still out counts for the bins it has been through, so that
-"not yet" is neither "soon" nor "never".
+bins that grow by a constant factor; for each bin it is counted how many visits entered it and how
+many returned within it. A visit that has not returned counts for the bins it has been through, so
+that "not yet" means neither "soon" nor "never".
 
-Three things are learnt, each from as many visits as possible, so that a few hundred are enough:
+Three things are learnt, each from as many visits as possible, so that a few hundred suffice:
 
 * the chance by age, for dialogs seen once and for those that have returned before;
 * for the latter, how it differs with the dialog's own mean gap;
 * how much likelier than that each kind of visit returns: by the turns of its dialog, and by how
   much of the prompt was new.
 
-All of it is learnt for each class of endings (`forebay.identity.endings`) apart, where ages and
-gaps begin with the end of the answer; and once more for all visits, from the request on, which is
-what counts until the answer has ended, and for good where nobody tells that it has.
+All of it is learnt for each class of endings (`forebay.identity.endings`) separately, with ages and
+gaps that begin at the end of the answer; and once more for all visits, from the request on, which
+counts until the answer has ended, and for good if nobody tells that it has.
 
-Counts are blurred over neighbouring ages and like mean gaps before they are believed: two thousand
-gaps in three thousand cells are mostly chance, and what follows from chance evicts wrongly.
+Counts are smoothed over neighbouring ages and similar mean gaps before they are used: two thousand
+gaps in three thousand cells are mostly chance, and evictions based on chance are wrong.
 
 The worth of keeping a chunk from age a on is the best ratio, over all ages b > a at which one could
 give up, of the chance to be used between a and b to the expected time it occupies memory until
@@ -36,40 +36,40 @@ from forebay.identity.endings import ENDINGS_MAX
 
 BIN_FIRST_S: Final = 0.002
 BIN_GROWTH: Final = 1.25
-BINS: Final = 80  # up to 22 hours; older is the last bin
+BINS: Final = 80  # up to 22 hours; anything older is in the last bin
 EDGES_S: Final = (0.0, *(BIN_FIRST_S * BIN_GROWTH**i for i in range(BINS - 1)))
 WIDTHS_S: Final = (*(b - a for a, b in pairwise(EDGES_S)), EDGES_S[-1])
 
-TURNS: Final = (1, 2, 4, 8)  # edges of kinds: returns of this dialog so far
-NEWS: Final = (0.1, 0.4)  # and the share of the prompt that was not known
+TURNS: Final = (1, 2, 4, 8)  # edges of kinds: returns of this dialog so far,
+NEWS: Final = (0.1, 0.4)  # and the share of the prompt that was new
 KINDS: Final = (len(TURNS) + 1) * (len(NEWS) + 1)
 SCALE_BINS: Final = 2  # a dialog's mean gap is known in steps of so many bins
-NO_GAP: Final = BINS // SCALE_BINS  # the scale of dialogs seen once
+NO_GAP: Final = BINS // SCALE_BINS  # the scale of dialogs that were seen once
 SCALES: Final = NO_GAP + 1
 CELLS: Final = ENDINGS_MAX * KINDS * SCALES * BINS  # (class of the ending, kind, scale, age)
 
-# Before anything was seen: one in twenty returns in each bin, as LRU would have it. A second is
+# The prior: one in twenty returns in each bin, which orders as LRU does. A second is
 # the shortest time for which people are believed to differ; below, time alone counts.
 PRIOR_VISITS: Final = 2.0
 PRIOR_CHANCES: Final = tuple(0.05 * min(1.0, width) for width in WIDTHS_S)
-SCALE_BLUR: Final = 0.4  # a neighbouring scale's visits count as so many of its own
+SCALE_BLUR: Final = 0.4  # weight of a neighbouring scale's visits
 SCALE_VISITS: Final = 1.5  # a scale is believed to be like all until it has seen that many,
 KIND_VISITS: Final = 10.0  # and a kind that many
-MEMORY_VISITS: Final = 8192.0  # counts are halved then, so that a change of habits is learnt
+MEMORY_VISITS: Final = 8192.0  # counts are halved at this number, to follow changes
 CHANCE_MAX: Final = 0.95
-GAP_MEMORY: Final = 0.8  # of a dialog's mean gap that each new gap leaves
+GAP_MEMORY: Final = 0.8  # weight of a dialog's earlier gaps in its mean gap
 LEVELS_AN_OCTAVE: Final = 12
 LEVELS: Final = 512
 LEVEL_FIRST: Final = -20 * LEVELS_AN_OCTAVE  # one use in 12 days
 
 
 def bin_of(age_s: float) -> int:
-    """The bin of an age; one before 0, which no clock should give, is the first."""
+    """The bin of an age; a negative age, which no clock should give, is in the first."""
     return max(bisect_right(EDGES_S, age_s) - 1, 0)
 
 
 def mean_gap_s(before_s: float, gap_s: float) -> float:
-    """The mean gap of a dialog after one more; 0 is "none yet"."""
+    """The mean gap of a dialog after one more gap; `before_s` 0 means that there was none."""
     gap_s = max(gap_s, BIN_FIRST_S)
     if before_s <= 0:
         return gap_s
@@ -77,7 +77,7 @@ def mean_gap_s(before_s: float, gap_s: float) -> float:
 
 
 def cell_of(turns: int, mean_s: float, new_share: float, ending: int = 0) -> int:
-    """The cell of a visit of age 0: since its request, or since its answer had this ending."""
+    """The cell of a visit of age 0, counted from its request or from its answer's ending."""
     kind = (
         ending * KINDS
         + bisect_right(TURNS, turns) * (len(NEWS) + 1)
@@ -87,19 +87,19 @@ def cell_of(turns: int, mean_s: float, new_share: float, ending: int = 0) -> int
 
 
 def ending_of(cell: int) -> int:
-    """The class of the ending that a cell counts from."""
+    """The class of ending that a cell's ages are counted from."""
     return cell // (CELLS // ENDINGS_MAX)
 
 
 class _Curve:
-    """Of those who entered each bin, how many returned within it."""
+    """How many visits entered each bin, and how many returned within it."""
 
     def __init__(self) -> None:
         self.entered = array("d", bytes(8 * BINS))
         self.returned = array("d", bytes(8 * BINS))
 
     def fade(self) -> None:
-        """Halve what was counted when it is much."""
+        """Halve the counts once there are many."""
         if self.entered[0] > MEMORY_VISITS:
             for number in range(BINS):
                 self.entered[number] /= 2
@@ -107,28 +107,28 @@ class _Curve:
 
 
 class _Ending:
-    """What is counted of visits whose answers ended alike, or have not ended."""
+    """The counts of visits whose answers ended in one class, or have not ended."""
 
     def __init__(self) -> None:
         self.first = _Curve()
         self.again = _Curve()
-        # One more at each end, always empty: every scale has two neighbours.
+        # With an empty curve at each end, so that every scale has two neighbours.
         self.scaled = [_Curve() for _ in range(NO_GAP + 2)]
         self.chances = [list(PRIOR_CHANCES) for _ in range(SCALES)]  # by scale and bin
         self.expected = array("d", [KIND_VISITS] * KINDS)
         self.returned = array("d", [KIND_VISITS] * KINDS)
 
     def curves(self, scale: int) -> tuple[_Curve, ...]:
-        """The curves in which a visit of this scale counts."""
+        """The curves in which a visit of this scale is counted."""
         return (self.first,) if scale == NO_GAP else (self.again, self.scaled[scale + 1])
 
 
 class Reuse:
-    """What is learnt, and the worth of each cell that follows from it."""
+    """What is learnt, and the worth of each cell that results."""
 
     def __init__(self) -> None:
         self._endings: dict[int, _Ending] = {}  # those ever met
-        self._worth: dict[int, list[float]] = {}  # by kind and scale, those ever met
+        self._worth: dict[int, list[float]] = {}  # by kind and scale, those seen so far
         self._return: dict[int, list[float]] = {}  # likewise
         self._levels: dict[int, list[int]] = {}  # likewise
 
@@ -140,14 +140,14 @@ class Reuse:
             curve.entered[number] += 1
 
     def returned(self, cell: int) -> None:
-        """A visit's dialog came back at this cell's age."""
+        """The dialog of a visit at this cell's age came back."""
         ending, kind, scale, number = self._parts(cell)
         ending.returned[kind] += 1
         for curve in ending.curves(scale):
             curve.returned[number] += 1
 
     def learn(self, group: int) -> None:
-        """Judge one kind and scale anew from what was counted."""
+        """Recompute one kind and scale from the counts."""
         ending, kind, scale, _ = self._parts(group * BINS)
         for curve in ending.curves(scale):
             curve.fade()
@@ -166,7 +166,7 @@ class Reuse:
         self._return[group] = chances
 
     def worth(self, cell: int) -> float:
-        """Uses a second of a chunk in this cell."""
+        """The worth of a chunk in this cell: expected uses a second."""
         group, number = divmod(cell, BINS)
         if group not in self._worth:
             self.learn(group)
@@ -180,7 +180,7 @@ class Reuse:
         return self._return[group][number]
 
     def chance_while(self, cell: int, level: int) -> float:
-        """The chance that a visit in this cell returns while it is worth that level or more."""
+        """The chance that a visit in this cell returns while its worth is at least that level."""
         group, number = divmod(cell, BINS)
         chance = self.return_chance(cell)
         levels = self._levels[group]
@@ -190,7 +190,7 @@ class Reuse:
         return chance
 
     def level(self, cell: int) -> int:
-        """Worth on a logarithmic scale of whole numbers, lowest first."""
+        """The worth on a logarithmic scale of whole numbers, lowest first."""
         group, number = divmod(cell, BINS)
         if group not in self._levels:
             self.learn(group)
@@ -214,7 +214,7 @@ def _level(worth: float) -> int:
 
 
 def _learnt(ending: _Ending, scale: int) -> list[float]:
-    """The chance within each bin, blurred over ages and over like scales."""
+    """The chance within each bin, smoothed over ages and similar scales."""
     shared = ending.first if scale == NO_GAP else ending.again
     chances = _chances(shared.entered, shared.returned, PRIOR_CHANCES, PRIOR_VISITS)
     if scale == NO_GAP:
@@ -243,7 +243,7 @@ def _mixed(below: Sequence[float], own: Sequence[float], above: Sequence[float])
 
 
 def _blurred(counts: Sequence[float]) -> list[float]:
-    """Each bin with its neighbours, weighted 1 to 5 to 1 of 25: a mean over five, twice."""
+    """Each bin averaged with its neighbours, with weights that fall with the distance."""
     for _ in range(2):
         sums = [0.0, *accumulate((0.0, 0.0, *counts, 0.0, 0.0))]
         counts = [(after - before) / 5 for before, after in zip(sums, sums[5:], strict=False)]
@@ -251,7 +251,7 @@ def _blurred(counts: Sequence[float]) -> list[float]:
 
 
 def _gittins(chances: Sequence[float]) -> list[float]:
-    """From each bin on, the best ratio of uses to time that giving up at some age can have."""
+    """For each bin, the best ratio of uses to time over all ages at which one could give up."""
     alive, uses, times = 1.0, [], []
     for chance, width_s in zip(chances, WIDTHS_S, strict=True):
         uses.append(alive * chance)

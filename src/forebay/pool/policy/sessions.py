@@ -1,7 +1,7 @@
-"""Sessions that callers name: one dialog, even where a prompt does not continue the one before.
+"""Sessions named by callers: one dialog, even if a prompt does not continue the one before.
 
-What is remembered of a session is what its last visit knew of the dialog, for the next one that
-has not been recognised by its chain. The last `SESSIONS_MAX` are known; pure logic.
+Of a session it is remembered what its last visit knew of the dialog, for the next visit that was
+not recognised by its chain. The last `SESSIONS_MAX` sessions are kept; pure logic.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ class _Session(NamedTuple):
     """What is known when an answer of a session has ended."""
 
     turns: int
-    gaps: dict[int, float]  # by the class of an ending, the mean gap behind it
+    gaps: dict[int, float]  # mean gap after an answer, by the class of its ending
     ending: int
     ended_s: float
 
@@ -31,7 +31,7 @@ class Sessions:
         self._known: OrderedDict[bytes, _Session] = OrderedDict()
 
     def ended(self, ending: Ending, visit: int, now: float) -> None:
-        """An answer of a session has ended; a visit that knew no dialog learns its own."""
+        """An answer of a session has ended; a visit that knew no dialog gets the session's."""
         visits = self._visits
         before = self._known.pop(ending.session, None)
         if before is not None and not visits.turns[visit]:

@@ -1,4 +1,4 @@
-"""Visits, in memory and remembered, ordered by what their chunks are worth.
+"""Visits, ordered by what their chunks are worth.
 
 A visit is one request's touch of its chain. Its chunks have one age and one kind, so they are
 ranked together: a visit lies in one eviction queue, there in the bucket of its kind and age, and
@@ -20,14 +20,14 @@ from forebay.identity.endings import PRIORITY_MAX
 from forebay.pool.policy.forest import NONE
 from forebay.pool.policy.reuse import BINS, CELLS, EDGES_S, LEVELS, Reuse, bin_of
 
-NOT_EVICTABLE: Final = 0  # the queue of visits of which no chunk can leave now
+NOT_EVICTABLE: Final = 0  # the queue of visits none of whose chunks can leave now
 AHEAD: Final = 1  # a second queue, of those that may be read ahead
-EVICTABLE: Final = 2  # the first of all others, from which chunks leave
-# Ranks: a priority each, and above all of them what is to be kept for a while.
+EVICTABLE: Final = 2  # the first of the queues from which chunks leave
+# Ranks: one per priority, and above all of them visits that are kept for a while.
 USUAL: Final = PRIORITY_MAX
 KEPT: Final = 2 * PRIORITY_MAX + 1
 RANKS: Final = KEPT + 1
-# Verdicts of a tier's admission.
+# Answers of a tier's admission.
 UNDECIDED: Final = 0
 ADMITTED: Final = 1
 REJECTED: Final = 2
@@ -40,37 +40,37 @@ class Visits:
         self._reuse = reuse
         self.at_s = array("d")
         self.began_s = array("d")  # when its request arrived; `at_s` is when its answer ended
-        self.mean_s = array("d")  # gap of its dialog; 0: none seen
-        self.new_share = array("d")  # of its prompt
+        self.mean_s = array("d")  # mean gap of its dialog; 0: none seen
+        self.new_share = array("d")  # share of its prompt that was new
         self.cell = array("i")
-        self.began_cell = array("i")  # by its age since its request, once its answer has ended
-        self.queue = array("i")  # NONE: the number is free
-        self.tail = array("i")  # the deepest row that this visit touched last, or NONE
-        self.turns = array("i")  # returns of its dialog
-        self.depth = array("i")  # chunks of its chain
+        self.began_cell = array("i")  # cell by age since the request, once the answer has ended
+        self.queue = array("i")  # NONE: this visit's number is free
+        self.tail = array("i")  # the deepest row that this visit was the last to touch, or NONE
+        self.turns = array("i")  # returns of its dialog so far
+        self.depth = array("i")  # number of chunks of its chain
         self.unanswered = array("i")  # requests with its last key whose answers have not ended
-        self.rank = array("b")  # among `RANKS`: what its caller asked for
-        self.tie_breaker = array("d")  # of its dialog: tells equals apart, the same way each time
-        self.verdicts = [bytearray() for _ in range(tiers)]  # by lower tier: to be written there?
-        # Of its dialog, by the class of an ending: the mean gap behind it; None: none seen.
+        self.rank = array("b")  # one of `RANKS`, as its caller asked
+        self.tie_breaker = array("d")  # its dialog's order among equals, the same each time
+        self.verdicts = [bytearray() for _ in range(tiers)]  # by lower tier: is it written there?
+        # Its dialog's mean gap after each class of ending; None: none seen.
         self.gaps: list[dict[int, float] | None] = []
-        self.end: list[bytes | None] = []  # the chain's last key, by which a return is known
-        self.start: list[bytes | None] = []  # the first key that DRAM lacked and has not got yet
+        self.end: list[bytes | None] = []  # the chain's last key, by which a return is recognised
+        self.start: list[bytes | None] = []  # the first key that DRAM still lacks
         self._free: list[int] = []
         self._buckets: dict[
             int, OrderedDict[int, None]
-        ] = {}  # queue and cell -> visits, none empty
-        self._level_of: dict[int, int] = {}  # of these buckets
+        ] = {}  # queue and cell -> its visits; no bucket is empty
+        self._level_of: dict[int, int] = {}  # level of each bucket
         self._of_group: dict[int, set[int]] = {}  # kind and scale -> buckets
         self._at_level: dict[int, OrderedDict[int, None]] = {}  # queue and level -> buckets
         self.is_ahead = bytearray()  # 1: on the queue AHEAD as well
         self._levels: list[int] = [0] * EVICTABLE  # by queue, a bit for each level that has buckets
-        self._due: list[tuple[float, int]] = []  # when the first visit of a bucket grows older
+        self._due: list[tuple[float, int]] = []  # when a bucket's first visit reaches the next bin
         self._watched: set[int] = set()  # buckets in `_due`, each once
         self._to_learn: list[int] = []
 
     def begin(self, cell: int, end: bytes | None, now: float) -> int:
-        """A new visit of age 0, away until it is queued."""
+        """A new visit of age 0, on no queue yet."""
         if self._free:
             visit = self._free.pop()
         else:
@@ -103,36 +103,36 @@ class Visits:
         return visit
 
     def copy_dialog(self, source: int, target: int) -> None:
-        """Let a visit count as one of another's dialog."""
+        """Give a visit another one's dialog."""
         self.tie_breaker[target], self.depth[target] = self.tie_breaker[source], self.depth[source]
-        if self.rank[source] != KEPT:  # which ends with the visit that was asked for
+        if self.rank[source] != KEPT:  # being kept ends with the visit that it was asked for
             self.rank[target] = self.rank[source]
         for verdict in self.verdicts:
             verdict[target] = verdict[source]
 
     def move(self, visit: int, queue: int) -> None:
-        """Put a visit on a queue, in the cell where it is."""
+        """Put a visit on a queue; its cell stays."""
         if self.queue[visit] != queue:
             self._take(visit)
             self.queue[visit] = queue
             self._put(visit)
 
     def forget(self, visit: int) -> None:
-        """The visit is over; its number is used again."""
+        """A visit is over; its number is reused."""
         self._take(visit)
         self.queue[visit], self.end[visit], self.gaps[visit] = NONE, None, None
         self.is_ahead[visit] = 0
         self._free.append(visit)
 
     def set_ahead(self, visit: int, *, is_ahead: bool) -> None:
-        """Whether a visit is one of those that may be read ahead."""
+        """Set whether a visit may be read ahead."""
         if self.is_ahead[visit] != is_ahead:
             self._take(visit)
             self.is_ahead[visit] = is_ahead
             self._put(visit)
 
     def ended(self, visit: int, cell: int, now: float) -> None:
-        """An answer has ended: from now on the visit is judged by its age since then."""
+        """The answer has ended: from now on the visit's age is counted from here."""
         self._take(visit)
         if self.began_cell[visit] == NONE:
             self.began_cell[visit] = self.cell[visit]
@@ -141,14 +141,14 @@ class Visits:
         self._put(visit)
 
     def returned(self, visit: int, now: float) -> None:
-        """The dialog came back: count it at its age, and at that since its request."""
+        """The dialog came back: count that at the visit's age, and at its age since its request."""
         self._reuse.returned(self.cell[visit])
         if self.began_cell[visit] != NONE:
             self._age_since_request(visit, now)
             self._reuse.returned(self.began_cell[visit])
 
     def age(self, now: float) -> None:
-        """Move on what has grown older, and count it."""
+        """Move visits that have reached the next bin, and count them there."""
         due = self._due
         while due and due[0][0] <= now:
             _, bucket = heapq.heappop(due)
@@ -166,12 +166,12 @@ class Visits:
         bucket = next(iter(self._at_level[queue * LEVELS + level]))
         cell = bucket % CELLS
         visits = self._buckets[bucket]
-        # Within a bin the order goes on as it does to the next bin.
+        # Within a bin, worth changes in the same direction as to the next bin.
         rising = cell % BINS < BINS - 1 and self._reuse.worth(cell + 1) > self._reuse.worth(cell)
         return next(reversed(visits) if rising else iter(visits)), level
 
     def most(self, queue: int) -> Iterator[tuple[int, int]]:
-        """Visits of a queue, one of each kind and age, the most valuable first; and their levels.
+        """Visits of a queue, one per kind and age, the most valuable first, with their levels.
 
         The queue must not change meanwhile.
         """
@@ -183,11 +183,11 @@ class Visits:
                 yield next(iter(self._buckets[bucket])), level
 
     def add_queues(self, count: int) -> None:
-        """Have that many queues in all."""
+        """Make sure that there are that many queues."""
         self._levels.extend([0] * (count - len(self._levels)))
 
     def learn(self) -> None:
-        """Judge the next kind anew; a step is short, so that nobody waits for it."""
+        """Recompute one kind; called often, and short, so that nobody waits for it."""
         if not self._to_learn:
             self._to_learn = [group for group, buckets in self._of_group.items() if buckets]
         if self._to_learn:
@@ -267,7 +267,7 @@ class Visits:
             self._put(visit)
 
     def _age_since_request(self, visit: int, now: float) -> None:
-        """Count the ages since its request that a visit has come through, its answer ended."""
+        """Count the ages since its request that a visit whose answer has ended came through."""
         before = self.began_cell[visit]
         after = before - before % BINS + bin_of(now - self.began_s[visit])
         for cell in range(before + 1, after + 1):

@@ -1,13 +1,13 @@
-"""Write-behind: which chunk goes to a lower tier next, and when.
+"""Decides which chunk is written to a lower tier next, and when.
 
-Chunks wait in the order in which they came, parents first, until they are near the cold end: as
-old as half of what evicted chunks last had. The tier's admission is asked once a dialog and turn,
-as late as that, when most is known; a dialog that was admitted stays admitted, one that was
-rejected is asked about again, whole, when it returns. An idle tier takes recently used chunks too,
-and a pool that cannot evict before it has written (`hurry`) takes all. While the budget of bytes
-does not hold what is next, or the tier takes nothing (`hold`), nobody need wait for it to be
-written: it waits as long as DRAM has it. A tier that is given only what is reused gets a chunk that
-a request has asked for again, and all of a dialog that came back or is long.
+Chunks wait in the order in which they came, parents first, until they are near the cold end: half
+as old as evicted chunks were of late. The tier's admission is asked once per dialog and turn, as
+late as that, when most is known; a dialog that was admitted stays admitted, one that was rejected
+is asked about again, as a whole, when it returns. An idle tier takes recently used chunks too, and
+a pool that cannot evict before it has written (`hurry`) takes all. While the budget does not cover
+the next chunk, or the tier accepts nothing (`hold`), nobody waits for the write: the chunk waits as
+long as DRAM has it. A tier that is given only reused chunks gets a chunk that a request has asked
+for again, and all of a dialog that came back or is long.
 """
 
 from collections import deque
@@ -20,9 +20,9 @@ from forebay.pool.policy.reuse import Reuse
 from forebay.pool.policy.visits import ADMITTED, REJECTED, UNDECIDED, Visits
 
 WAITING_MAX: Final = 1 << 18
-COLD_SHARE: Final = 0.5  # of the age at which chunks are evicted
-DECIDED: Final = HELD | OFFERED | QUEUED  # nothing is to be decided about such a chunk
-AGE_MEMORY: Final = 0.95  # of that age, which each eviction leaves
+COLD_SHARE: Final = 0.5  # share of the age at which chunks are evicted
+DECIDED: Final = HELD | OFFERED | QUEUED  # such a chunk needs no decision
+AGE_MEMORY: Final = 0.95  # weight of earlier evictions in that age
 
 
 class Writing:
@@ -43,23 +43,23 @@ class Writing:
         self._flags, self._verdict = forest.flags[tier], visits.verdicts[tier]
         self.admission = admission
         self._mark = mark
-        self._is_stuck = False  # the budget of bytes does not hold what is next
+        self._is_stuck = False  # the budget does not cover the next chunk
         self._waiting: deque[tuple[bytes, float]] = deque()
         self._evicted_age_s = 0.0
         self._is_hurried = False
-        self._is_held = False  # the tier takes nothing now
+        self._is_held = False  # the tier accepts nothing now
 
     @property
     def can_write(self) -> bool:
-        """Whether something waits, the budget of bytes holds it and the tier takes it."""
+        """Whether a chunk waits, the budget covers it and the tier accepts it."""
         return bool(self._waiting) and not (self._is_stuck or self._is_held)
 
     def hold(self, *, held: bool) -> None:
-        """Offer nothing while the tier takes nothing."""
+        """Offer nothing while the tier accepts nothing."""
         self._is_held = held
 
     def queue(self, row: int, now: float) -> None:
-        """A chunk in DRAM may have to be written."""
+        """A chunk that came into DRAM may have to be written."""
         if self._flags[row] & DECIDED:
             return
         self._mark(self._tier, row, QUEUED)
@@ -68,15 +68,15 @@ class Writing:
             self._refuse(self._forest.row_of.get(self._waiting.popleft()[0], NONE))
 
     def dram_evicted(self, age_s: float) -> None:
-        """DRAM let a chunk go that was last used so long ago."""
+        """DRAM evicted a chunk that was last used `age_s` ago."""
         self._evicted_age_s += (1 - AGE_MEMORY) * (age_s - self._evicted_age_s)
 
     def hurry(self) -> None:
-        """Nothing can be evicted before more is written."""
+        """Write all that waits: nothing can be evicted before."""
         self._is_hurried = bool(self._waiting)
 
     def next(self, now: float, *, idle: bool) -> bytes | None:
-        """The next chunk to write."""
+        """The next chunk to write, if any."""
         self.admission.fill(now)
         young_s = now - COLD_SHARE * self._evicted_age_s
         while self._waiting and not self._is_held:
@@ -100,7 +100,7 @@ class Writing:
         return None
 
     def admits(self, visit: int, chunk_bytes: int, now: float) -> bool:
-        """Whether a visit's dialog is to be written; the admission is asked if it was not yet."""
+        """Whether a visit's dialog is to be written; asks the admission the first time."""
         return self._takes(visit, chunk_bytes) and self._is_admitted(visit, chunk_bytes, now)
 
     def _takes(self, visit: int, chunk_bytes: int) -> bool:
@@ -117,7 +117,7 @@ class Writing:
         return self._verdict[visit] == ADMITTED
 
     def _is_before_its_parent(self, row: int) -> bool:
-        """Whether a parent that was refused, and asked for since, waits behind its child."""
+        """Whether the parent waits behind its child: it was refused, and asked for again since."""
         above = self._forest.parent[row]
         return above != NONE and bool(self._flags[above] & QUEUED)
 

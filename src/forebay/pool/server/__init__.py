@@ -1,1 +1,1 @@
-"""The pool's sockets and time: one thread, one selector. `server` drives a `Core`."""
+"""The pool's sockets and timers: one thread, one selector. `server` drives a `Core`."""

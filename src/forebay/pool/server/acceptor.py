@@ -1,7 +1,8 @@
-"""Accepting connections, also when the pool's process has no descriptor left.
+"""Accepts connections, even when the pool's process is out of descriptors.
 
-One is kept for that: with it a connection is accepted, so that another can give way to it, or it
-hears why not. Without this, who takes all descriptors would keep everyone out.
+A spare descriptor is kept for that: it accepts a connection, so that another one can give way to
+it, or it can be told why not. Otherwise a client that uses up all descriptors would keep everyone
+out.
 """
 
 import logging
@@ -21,19 +22,19 @@ class Acceptor:
 
     def __init__(self, listener: socket.socket, clock: Clock) -> None:
         self.listener = listener
-        self.is_short = False  # the last accepted has the spare descriptor: one must be freed
-        self.is_exhausted = False  # not even that could be had: to be tried again later
+        self.is_short = False  # the last connection took the spare descriptor: one must be freed
+        self.is_exhausted = False  # not even the spare one was free: try again later
         self._clock = clock
         self._spare = SpareDescriptor()
         self._said_at = -_SAY_AGAIN_S
 
     @property
     def path(self) -> str:
-        """Where it listens."""
+        """The path that it listens at."""
         return str(self.listener.getsockname())
 
     def accept(self) -> socket.socket | None:
-        """The next connection; None if there is none, or if it cannot be accepted now."""
+        """The next connection; None if there is none, or none can be accepted now."""
         self.is_short = self.is_exhausted = False
         try:
             return sockets.accept(self.listener)
@@ -46,22 +47,22 @@ class Acceptor:
         try:
             return sockets.accept(self.listener)
         except BlockingIOError:
-            self.is_short = False  # the kernel looks for a descriptor first, then who is there
+            self.is_short = False  # the kernel takes a descriptor before it looks for a connection
         except OSError:
             self.is_exhausted = True
         self.keep_spare()
         return None
 
     def keep_spare(self) -> None:
-        """Somebody may have given way since: have the spare descriptor again."""
+        """Take a spare descriptor again, after one may have been freed."""
         self._spare.keep()
 
     def close(self) -> None:
-        """Give the spare descriptor back; the listener is the caller's."""
+        """Close the spare descriptor; the listener is the caller's to close."""
         self._spare.give()
 
     def _say(self, error: OSError) -> None:
-        """One line a minute."""
+        """Log this, once a minute at most."""
         now = self._clock.monotonic()
         if now - self._said_at < _SAY_AGAIN_S:  # verify: log once a minute
             return

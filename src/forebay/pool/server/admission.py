@@ -1,14 +1,15 @@
-"""Who may do what at a pool's socket, and who gives way when all its places are taken.
+"""Who may do what at a pool's socket, and which connection gives way when all places are taken.
 
-An engine may look, load and store; an operator may look, clear and resize. Both are known by the
+An engine may look up, load and store; an operator may look, clear and resize. Both are known by the
 user id that the kernel saw when they connected. The pool's own user is both, root is an operator.
 
-When every place is taken, a newcomer gets the place of a longest silent connection: of the user who
-has most of them, and of the process of that user that has most, as long as these have more than the
-newcomer would have. So who opens many of them displaces itself. A few places more are for
-operators, who get through even then. Nor do many connections bring more of the pool's time: a
-process has one turn a round, through one of them. Processes in containers of their own, whose
-numbers are hidden from the pool, count as one of their user on kernels before 6.9.
+When every place is taken, a newcomer gets the place of a connection of the user who has most, of
+that user's process that has most, the one silent for longest, as long as that user and process have
+more than the newcomer would have. So whoever opens many connections displaces itself. A few extra
+places are for operators, who get in even then. Nor do many connections bring more of the pool's
+time: each process has one turn a round, through one of its connections. On kernels before 6.9,
+processes in containers of their own, whose numbers are hidden from the pool, count as one process
+of their user.
 """
 
 from collections import Counter
@@ -32,32 +33,32 @@ _OPERATORS: Final = StatsQuery | RequestsQuery | Settled | AdminMessage
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """User ids by what they may do."""
+    """The user ids of each role."""
 
     engines: frozenset[int]
     operators: frozenset[int]
 
     @classmethod
     def of(cls, own: int, engines: Iterable[int], operators: Iterable[int]) -> "Roles":
-        """The roles in a pool of user `own` who has named these."""
+        """The roles in a pool of user `own` that names these users."""
         return cls(frozenset({own, *engines}), frozenset({own, 0, *operators}))
 
     def refusal_to_connect(self, uid: int) -> str | None:
-        """Why this user may not join in any role, in one sentence."""
+        """Why this user may not join in any role, in one sentence; None if it may."""
         if uid in self.engines or uid in self.operators:
             return None
         return f"user {uid} may not join this pool; see --allow-uid."
 
     def refusal_to_join(self, connection: Connection, hello: Hello) -> str | None:
-        """Why a connection may not have the role that it wants, in one sentence."""
+        """Why a connection may not have the role it asks for, in one sentence; None if it may."""
         if hello.is_operator:
-            return None  # it may look; clearing and resizing is judged when it is wanted
+            return None  # it may look; clearing and resizing are judged when asked for
         if connection.peer.uid not in self.engines:
             return f"user {connection.peer.uid} may not load or store here; see --allow-uid."
         return "the pool has no place for another engine now." if connection.is_reserve else None
 
     def refusal(self, connection: Connection, message: ClientMessage) -> str | None:
-        """Why this message is not acted upon, in one sentence."""
+        """Why this message is not acted upon, in one sentence; None if it is."""
         uid = connection.peer.uid
         is_admin = isinstance(message, AdminMessage | RequestsQuery)
         if is_admin and uid not in self.operators:  # verify: operator
@@ -68,7 +69,7 @@ class Roles:
 
 
 def turns(connections: Iterable[Connection]) -> list[Connection]:
-    """Of every process one connection, the one whose last turn is longest ago."""
+    """One connection of every process: the one whose last turn is longest ago."""
     found: dict[Peer, Connection] = {}
     for connection in sorted(connections, key=lambda each: each.served):
         found.setdefault(connection.peer, connection)
@@ -76,7 +77,7 @@ def turns(connections: Iterable[Connection]) -> list[Connection]:
 
 
 def gives_way(peer: Peer, connections: Collection[Connection]) -> Connection | None:
-    """The connection whose place a newcomer gets, when all are taken; None: it gets none."""
+    """The connection that gives way to a newcomer when all places are taken; None if none does."""
     by_user = Counter(each.peer.uid for each in connections)
     by_process = Counter((each.peer.uid, each.peer.pid) for each in connections)
 

@@ -1,4 +1,4 @@
-"""One connection as the pool sees it: bytes in, messages out, both bounded."""
+"""One connection as the pool sees it: bytes in, messages out, both limited."""
 
 import contextlib
 import socket
@@ -33,11 +33,11 @@ from forebay.pool.wire import FrameError
 from forebay.sys import sockets
 from forebay.sys.sockets import Peer
 
-# What overtakes offers: somebody waits for it, or looks up next what it has stored.
+# Messages that overtake offers: somebody waits for them, or will look up what they stored.
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
-_DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
+_DEFERRED_BYTES_MAX = 1 << 20  # bytes of waiting offers, about; beyond it nothing is read
 _OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear, SetTenants, Forget, Rotate}
-# One a round and connection, so that others have theirs.
+# At most one of these per connection and round, so that others get their turn.
 _LONG = _OPERATOR | {RequestOutcomes, AnswersEnded}
 
 
@@ -45,74 +45,74 @@ class Connection(Session):
     """Owned by the server's thread."""
 
     def __init__(self, link: socket.socket, peer: Peer, opened: float, output_max: int) -> None:
-        self.engine = ""  # until Hello
+        self.engine = ""  # "" until Hello
         self.peer = peer
         self.process = str(peer.pid) if peer.pid else ""
         self.opened = self.heard_at = opened  # monotonic
-        self.is_operator = False  # it said so in Hello
-        self.is_onlooker = False  # an engine that has said that it shares nothing
-        self.is_reserve = False  # it has one of an operator's places
-        self.kinds: set[type] = set()  # of messages that came
+        self.is_operator = False  # as told in Hello
+        self.is_onlooker = False  # an engine that said it shares nothing
+        self.is_reserve = False  # it has one of the places for operators
+        self.kinds: set[type] = set()  # types of the messages that came
         self.served = 0  # the round in which it last had its turn
-        self.is_blocked = False  # the server waits until the kernel takes more of its output
+        self.is_blocked = False  # the server waits until the kernel takes more output
         self.is_over = False
         self.error: FrameError | None = None
         self.link = link
         self._reader = wire.client_reader()
-        self._begun: float | None = None  # since when a frame has come in part
+        self._begun: float | None = None  # since when a frame is incomplete
         self._inbox: deque[ClientMessage] = deque()
-        self._deferred: deque[ClientMessage] = deque()  # what is overtaken, in order
+        self._deferred: deque[ClientMessage] = deque()  # messages that others overtake, in order
         self._deferred_bytes = 0
-        self._under_way: Work | None = None  # the rest of a message that takes long
+        self._under_way: Work | None = None  # the rest of a message that takes several turns
         self._output = bytearray()
-        self._descriptors: list[int] = []  # not ours; they go out before any of the output does
+        self._descriptors: list[int] = []  # not ours; they go out with the first byte of the output
         self._output_max = output_max
-        self._is_unreachable = False  # it left, and what it said before is still to be read
+        self._is_unreachable = False  # the peer is gone, but what it sent is still to be handled
 
     @property
     def has_joined(self) -> bool:
-        """Whether it said Hello."""
+        """Whether it has said Hello."""
         return bool(self.engine)
 
     @property
     def is_engine(self) -> bool:
-        """Whether it is more than an operator's look at the pool, which keeps no pool alive."""
+        """Whether it keeps the pool alive, as engines do and operators do not."""
         is_member = self.kinds == {Hello} or not self.kinds <= _OPERATOR
         return is_member and not self.is_onlooker and not self.is_operator
 
     @property
     def has_messages(self) -> bool:
-        """Whether something that came has not been handled."""
+        """Whether received messages have not been handled."""
         return bool(self._inbox) or self._reader.has_frame
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to do for it, now."""
+        """Whether there is something to do for it now."""
         return self.has_messages or bool(self._deferred) or self._under_way is not None
 
     @property
     def input_bytes(self) -> int:
-        """What has come and is no message yet."""
+        """Received bytes that are no complete message yet."""
         return self._reader.waiting_bytes
 
     @property
     def has_large_frame_begun(self) -> bool:
-        """Whether more than one receive buffer has come of a frame that is not complete."""
+        """Whether an incomplete frame has more bytes than one receive buffer."""
         return self.input_bytes > wire.RECEIVE_BYTES and not self._reader.has_frame
 
     @property
     def has_output(self) -> bool:
-        """Whether the kernel has not taken everything yet."""
+        """Whether the kernel has not taken all of the output yet."""
         return bool(self._output)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing to see to at the end of a round: most are, most of the time."""
+        """Whether it needs nothing at the end of a round, which is the usual case."""
         has_some = self.is_over or self.is_blocked or self._output or self._reader.waiting_bytes
         return not has_some and self.has_joined
 
     def receive(self) -> None:
-        """Take in what has come, unless older messages still wait for their turn."""
+        """Read what has arrived, unless older messages still wait for their turn."""
         if self.is_over or self.has_messages:
             return
         try:
@@ -125,7 +125,7 @@ class Connection(Session):
             self._hang_up()
 
     def stalled_s(self, now: float) -> float:
-        """For how long, seen at every call, the same frame has come in part."""
+        """How long the same frame has been incomplete, as seen by calls of this."""
         if not self.input_bytes or self.has_messages:
             self._begun = None
             return 0.0
@@ -133,7 +133,7 @@ class Connection(Session):
         return now - self._begun
 
     def fill(self, count_max: int) -> None:
-        """Decode messages, as long as fewer than `count_max` wait; an error ends the connection."""
+        """Decode messages until `count_max` wait; an error ends the connection."""
         if self._is_full(count_max):
             return
         for message in self._reader.messages():
@@ -151,35 +151,35 @@ class Connection(Session):
                 return
 
     def urgent_before_commit(self) -> Iterator[ClientMessage]:
-        """Messages up to the first commit: what it stored may be looked up next."""
+        """The urgent messages up to the first commit, whose chunks may be looked up next."""
         while self._inbox and not isinstance(self._inbox[0], Commit) and not self.is_over:
             yield self._inbox.popleft()
 
     def urgent(self) -> Iterator[ClientMessage]:
-        """What is left of those that overtake the others."""
+        """The remaining urgent messages."""
         while self._inbox and not self.is_over:
             yield self._inbox.popleft()
 
     def deferred(self) -> Iterator[ClientMessage]:
-        """The others, until one of them is under way."""
+        """The other messages, until one of them takes several turns."""
         while self._deferred and self._under_way is None and not self.is_over:
             message = self._deferred.popleft()
             self._deferred_bytes -= _bytes_of(message)
             yield message
 
     def deferred_a_round(self) -> Iterator[ClientMessage]:
-        """Those of a round: no more than one that has to do with much."""
+        """The other messages of this round: at most one that takes long."""
         for message in self.deferred():
             yield message
             if type(message) in _LONG:
                 return
 
     def begin(self, work: Work) -> None:
-        """Something is under way for it."""
+        """A message takes several turns: `work` does the rest of it."""
         self._under_way = work
 
     def resume(self) -> None:
-        """Do a little of what is under way."""
+        """Do one turn of what takes several."""
         if self._under_way is not None and not self.is_over:
             for _ in self._under_way:
                 return
@@ -187,7 +187,7 @@ class Connection(Session):
             self.flush()
 
     def send(self, message: PoolMessage, descriptors: Sequence[int] = ()) -> None:
-        """See Session; what is queued is written by `flush`, descriptors with its next byte."""
+        """See Session; `flush` writes what is queued, and descriptors with its next byte."""
         if self.is_over or self._is_unreachable:
             return
         try:
@@ -196,19 +196,19 @@ class Connection(Session):
             self.refuse(f"the answer cannot be sent: {error}.")
             return
         if len(self._output) + len(frame) > self._output_max:
-            self.is_over = True  # it does not read
+            self.is_over = True  # the peer does not read
             return
         self._output += frame
         self._descriptors += descriptors
 
     def refuse(self, sentence: str) -> None:
-        """Say why, as far as the kernel takes it, and hang up."""
+        """Send the reason, as far as the kernel takes it, and end the connection."""
         self.send(Refused(sentence))
         self.flush()
         self.is_over = True
 
     def flush(self) -> None:
-        """Hand the kernel what it takes now."""
+        """Write as much output as the kernel takes now."""
         try:
             while self._output:
                 with memoryview(self._output) as view:
@@ -222,7 +222,7 @@ class Connection(Session):
             self._output.clear()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.is_over = True
         self._inbox.clear()
         self._deferred.clear()
@@ -235,7 +235,7 @@ class Connection(Session):
         return waiting >= count_max or self._deferred_bytes >= _DEFERRED_BYTES_MAX
 
     def _hang_up(self) -> None:
-        """It has left: nobody hears what it is answered, but what it gave back is taken."""
+        """The peer is gone: drop its questions, but handle what gives something back."""
         self._break_off()
         unheard = (Reserve, StatsQuery, RequestsQuery)
         self._deferred = deque(each for each in self._deferred if not isinstance(each, unheard))
@@ -249,7 +249,7 @@ class Connection(Session):
 
 
 def _bytes_of(message: ClientMessage) -> int:
-    """About what a message holds, where that may be much."""
+    """About how much memory a message takes, if it may be much."""
     if isinstance(message, Reserve):
         return sum(len(run.keys) + 100 for run in message.runs)
     return 8 * len(message.offsets) if isinstance(message, Abort) else 0

@@ -1,13 +1,13 @@
-"""Whose slots may be given away: an engine's, once nobody of it can copy any more.
+"""When an engine's slots may be given away: once none of its processes can copy any more.
 
-An engine is what its connections said in Hello. While one of its processes lives, it may still be
-copying into a slot or out of one, connection or not; so the end of a connection frees no slot. It
-is the exit of the last process that does, seen through a pidfd, and a second of grace for what is
-still in flight on a bus. Where a process cannot be seen, a longer time after its last connection
-must do.
+An engine is known by the name its connections gave in Hello. While one of its processes lives, that
+may still be copying into a slot or out of one, connected or not; so the end of a connection frees
+no slot. The exit of the last process does, seen through a pidfd, after a second of grace for what
+is still in flight on a bus. If a process cannot be seen, a longer time after its last connection
+has to do.
 
-A name is its user's: another user can neither join under it nor settle what was promised to it. Of
-one user's processes only those that joined under a name may settle it.
+A name belongs to its user: another user can neither join under it nor settle what was promised to
+it. Of one user's processes only those that joined under a name may settle it.
 """
 
 import errno
@@ -27,20 +27,20 @@ from forebay.sys.sockets import Peer
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    number: int  # its pid, or a negative number where that is hidden
+    number: int  # its pid, or a negative number if the pid is hidden
     pidfd: int
     engines: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What an engine says of itself; texts are for people, and bounded by who takes them."""
+    """An engine's description of itself; the caller limits the length of texts."""
 
     model: str = ""
     engine: str = ""  # its name and version
-    sharing: str = "unknown"  # what it does about sharing its KV
-    why: str = ""  # in a sentence
-    gpu_cache_bytes: int = 0  # of KV on its GPUs; 0: not known
+    sharing: str = "unknown"  # a `SharingState`
+    why: str = ""  # why it does not share, in a sentence
+    gpu_cache_bytes: int = 0  # size of the KV cache on its GPUs; 0: not known
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +49,14 @@ class _Engine:
     joined: float = 0.0  # monotonic
     description: EngineDescription = EngineDescription()
     connections: int = 0
-    processes: set[int] = field(default_factory=set)  # that live, by number
-    hidden_until: float = 0.0  # when a process that cannot be seen is taken for dead
+    processes: set[int] = field(default_factory=set)  # numbers of its processes that live
+    hidden_until: float = 0.0  # when its hidden processes are taken for dead
     has_hidden: bool = False
-    due: float | None = None  # when it is gone for good
+    due: float | None = None  # when its slots may be given away, if it is ending
 
 
 class Engines:
-    """Who has joined and which of their processes live. Owned by the server's thread."""
+    """Who has joined, and which of their processes live. Owned by the server's thread."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Engines:
         unwatch: Callable[[int], None],
     ) -> None:
         self._limits = limits
-        self._lends = lends  # whether an engine has slots; else its end matters to nobody
-        self._watch, self._unwatch = watch, unwatch  # of pidfds, in the server's selector
+        self._lends = lends  # whether an engine has slots; otherwise its end does not matter
+        self._watch, self._unwatch = watch, unwatch  # watch pidfds in the server's selector
         self._engines: dict[str, _Engine] = {}
         self._processes: dict[int, _Process] = {}
         self._pidfds: dict[int, _Process] = {}
@@ -76,7 +76,7 @@ class Engines:
         return len(self._engines)
 
     def refusal(self, name: str, peer: Peer) -> str | None:
-        """Why a process may not join under a name, in one sentence."""
+        """Why a process may not join under a name, in one sentence; None if it may."""
         engine = self._engines.get(name)
         if engine is not None:
             if engine.uid != peer.uid:  # verify: a name is its user's
@@ -91,9 +91,9 @@ class Engines:
         return None
 
     def join(self, name: str, link: socket.socket, peer: Peer, now: float) -> bool:
-        """A connection said Hello, under a name that was not refused.
+        """A connection said Hello under this name, which was not refused.
 
-        False: its process may live and cannot be watched now, for want of a descriptor.
+        False: its process may live and cannot be watched now, for lack of a descriptor.
         """
         process = self._find(link, peer, now)
         if process is None:
@@ -109,20 +109,20 @@ class Engines:
         return True
 
     def describe(self, name: str, description: EngineDescription) -> None:
-        """An engine says what it is; the last word counts."""
+        """An engine describes itself; the last description counts."""
         engine = self._engines.get(name)
         if engine is not None:
             engine.description = description
 
     def sharing(self, other_than: Collection[str]) -> Counter[str]:
-        """How many say what of sharing, of all but some."""
+        """How many engines are in each sharing state, except the given ones."""
         names = self._engines.keys() - set(other_than)
         return Counter(self._engines[name].description.sharing for name in names)
 
     def listed(self, now: float, other_than: Collection[str]) -> list[dict[str, Any]]:
-        """All but some, for `forebay stats`, those that have been here longest first.
+        """Engines for `forebay stats` except the given ones, those here longest first.
 
-        `ENGINES_LISTED_MAX` at most. An engine's name is its secret and not shown.
+        `ENGINES_LISTED_MAX` at most. An engine's name is its secret and is not shown.
         """
         names = (name for name in self._engines if name not in other_than)
         found = ((name, self._engines[name]) for name in islice(names, ENGINES_LISTED_MAX))
@@ -141,7 +141,7 @@ class Engines:
         ]
 
     def leave(self, name: str, now: float) -> None:
-        """One of its connections is over."""
+        """One of an engine's connections is over."""
         engine = self._engines[name]
         engine.connections -= 1
         if engine.has_hidden:
@@ -149,7 +149,7 @@ class Engines:
         self._judge(name, engine, now)
 
     def is_member(self, name: str, peer: Peer) -> bool:
-        """Whether a process has joined under a name, as far as it can be seen."""
+        """Whether a process has joined under a name, as far as that can be seen."""
         engine = self._engines.get(name)
         if engine is None or engine.uid != peer.uid:
             return False
@@ -172,13 +172,13 @@ class Engines:
                 self._judge(name, engine, now)
 
     def settled(self, name: str, now: float) -> None:
-        """An engine may have given back what it was lent: then its end matters to nobody."""
+        """An engine may have given back what it was lent: then its end does not matter any more."""
         engine = self._engines.get(name)
         if engine is not None:
             self._judge(name, engine, now)
 
     def take_due(self, now: float) -> list[str]:
-        """Engines that are gone for good, each told once."""
+        """Engines that are gone for good, each once."""
         gone = [
             name
             for name, engine in self._engines.items()
@@ -186,16 +186,16 @@ class Engines:
         ]
         for name in gone:
             engine = self._engines.pop(name)
-            for number in engine.processes:  # lives on, and has no slot under this name
+            for number in engine.processes:  # it lives on, but has no slot under this name
                 self._forget(self._processes[number], name)
         return gone
 
     def next_due(self) -> float | None:
-        """When `take_due` has something."""
+        """When `take_due` will return something; None if that is not known."""
         return min((e.due for e in self._engines.values() if e.due is not None), default=None)
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching processes."""
         for pidfd in self._pidfds:
             self._unwatch(pidfd)
             processes.close(pidfd)
@@ -209,20 +209,20 @@ class Engines:
         elif not self._lends(name):
             engine.due = now
         elif engine.processes:
-            engine.due = None  # may still be copying
+            engine.due = None  # its process may still be copying
         else:
             engine.due = max(now + self._limits.grace_s, engine.hidden_until)
 
     def _find(self, link: socket.socket, peer: Peer, now: float) -> _Process | bool | None:
-        """The process of a new connection; or whether it is hidden (if not, it is gone).
+        """The process of a new connection, or False if it is gone, True if it is hidden.
 
-        None: there is no descriptor for it now.
+        None: it cannot be watched now, for lack of a descriptor.
         """
         known = self._processes.get(peer.pid)
         if known is not None:
             if not processes.has_exited(known.pidfd):
                 return known
-            self.exit(known.pidfd, now)  # its number is another's now
+            self.exit(known.pidfd, now)  # its pid belongs to another process now
         pidfd = _pidfd(link, peer)
         if pidfd < 0:
             return None if pidfd == _NOT_NOW else pidfd == _HIDDEN
@@ -248,10 +248,10 @@ _WITHOUT_PIDFD = {errno.ESRCH: _GONE, errno.EMFILE: _NOT_NOW, errno.ENFILE: _NOT
 
 
 def _pidfd(link: socket.socket, peer: Peer) -> int:
-    """A pidfd, or one of the three above."""
+    """A pidfd, or one of the three values above."""
     try:
         return sockets.peer_pidfd(link)
-    except OSError as error:  # maybe a kernel before 6.5, or the process is gone
+    except OSError as error:  # perhaps a kernel before 6.5, or the process is gone
         if peer.pid <= 0:
             return _NOT_NOW if _WITHOUT_PIDFD.get(error.errno or 0) == _NOT_NOW else _HIDDEN
     try:

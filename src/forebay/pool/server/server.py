@@ -1,11 +1,11 @@
-"""The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
+"""The server's loop: accepts, reads, lets the core act, writes, keeps time. One thread, no asyncio.
 
-Every round, each process has a turn, through one of its connections, and loads go before stores:
-of each connection the messages up to its first commit are handled and answered, then what I/O
-threads have finished, then commits and what follows them. Then comes what need not be soon: of an
-offer a little a round, for making room takes long, and what stands behind it waits, but for loads
-and commits, which overtake it. Nothing here waits for a client: what it sends is bounded before it
-is read, and what it does not read is bounded before it is cut off.
+In every round each process has a turn, through one of its connections, and loads go before stores:
+of each connection the messages up to its first commit are handled and answered, then comes what I/O
+threads have finished, then commits and what follows them. Last comes what is not urgent: a little
+of an offer per round, since making room takes long. What follows it waits, except loads and
+commits, which overtake it. Nothing here waits for a client: what it sends is limited before it is
+read, and a client that does not read is cut off.
 """
 
 import logging
@@ -50,18 +50,18 @@ from forebay.sys.processes import Wake
 from forebay.sys.sockets import Peer
 
 _ENGINE_CHARACTERS_MAX: Final = 64
-_SNAPSHOT_VERSION: Final = 1  # of what `stats` says
-_CALLS_MAX: Final = 64  # of other threads that wait for a turn
+_SNAPSHOT_VERSION: Final = 1  # version of the format of `stats`
+_CALLS_MAX: Final = 64  # calls of other threads that may wait for a turn
 _CAUGHT: Final = "the pool could not act on this message; its log says why."
-_SHARES_NOTHING: Final = ("declined", "weights_unknown")  # of engines, for as long as they run
+_SHARES_NOTHING: Final = ("declined", "weights_unknown")  # states that an engine never leaves
 _log: Final = logging.getLogger(__name__)
-_ANYONE: Final = Peer(0, -1)  # who has no connection yet
+_ANYONE: Final = Peer(0, -1)  # a newcomer that has no connection yet
 _Event = Callable[[int], None]
 _Result = TypeVar("_Result")
 
 
 class PoolServer:
-    """Serves one core at one socket until it is stopped or nobody has come for `linger_s`."""
+    """Serves one core at one socket, until stopped or without engines for `linger_s`."""
 
     def __init__(
         self,
@@ -79,24 +79,24 @@ class PoolServer:
         self._limits = limits or ServerLimits()
         self._clock = clock or Clock()
         self._acceptor = Acceptor(listener, self._clock)
-        self.recorder: Recorder | None = None  # of requests, where a trace is wanted
-        self.http: str | None = None  # where HTTP is answered, as ADDRESS:PORT
+        self.recorder: Recorder | None = None  # records requests, if a trace is wanted
+        self.http: str | None = None  # the address of the HTTP port, as ADDRESS:PORT
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         self._rounds = 0
         self._engines = Engines(self._limits, core.lends, self._watch, self._unwatch)
         self._metrics = core.metrics.server
-        self._calls: deque[Callable[[], object]] = deque()  # left by other threads
+        self._calls: deque[Callable[[], object]] = deque()  # from other threads
         now = self._clock.monotonic()
         self._busy_until = now
         self._next_tick = now
-        self._alone_since = now  # no engine has been connected since then
-        self._accept_again: float | None = None  # descriptors had run out
-        self._is_woken = False  # I/O threads have finished something
+        self._alone_since = now  # since when no engine has been connected
+        self._accept_again: float | None = None  # when to accept again after descriptors ran out
+        self._is_woken = False  # a wake came: I/O threads have finished something
         self._stopping = False
 
     def run(self, linger_s: float | None = None) -> None:
-        """Serve. Returns after `stop`, or after `linger_s` without an engine."""
+        """Serve until `stop`, or until no engine was connected for `linger_s`."""
         self._selector.register(self._acceptor.listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self.wake.descriptor, selectors.EVENT_READ, self._woken)
         while not self._stopping:
@@ -108,16 +108,16 @@ class PoolServer:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether nobody is connected but who looks at the pool, and engines that share nothing."""
+        """Whether only operators, and engines that share nothing, are connected."""
         return not any(each.is_engine or not each.has_joined for each in self._connections)
 
     def stop(self) -> None:
-        """End `run` soon; safe on any thread and in a signal handler."""
+        """Make `run` return soon; safe on any thread and in a signal handler."""
         self._stopping = True
         self.wake()
 
     def close(self) -> None:
-        """Hang up on everyone; the core, the listener and the wake are the caller's."""
+        """Close all connections; the core, the listener and the wake are the caller's to close."""
         for connection in list(self._connections):
             self._end(connection)
         self._engines.close()
@@ -125,7 +125,7 @@ class PoolServer:
         self._acceptor.close()
 
     def call(self, work: Callable[[], _Result], timeout_s: float) -> _Result | None:
-        """Have something done between two rounds, and wait for it; from any other thread.
+        """Run `work` between two rounds and return its result; for other threads.
 
         None: it was not done in time, and will not be.
         """
@@ -142,7 +142,7 @@ class PoolServer:
         return results[0] if done.is_set() else None
 
     def post(self, work: Callable[[], object]) -> bool:
-        """Have something done between two rounds; from any other thread. False: it is too much."""
+        """Run `work` between two rounds; for other threads. False if too much waits already."""
         if len(self._calls) >= _CALLS_MAX:
             return False
         self._calls.append(work)
@@ -150,7 +150,7 @@ class PoolServer:
         return True
 
     def stats(self) -> dict[str, Any]:
-        """What `forebay stats --json` prints; an operator's command is no engine."""
+        """What `forebay stats --json` prints; operators do not count as engines."""
         members = [each for each in self._connections if each.is_engine or each.is_onlooker]
         joined = {each.engine for each in members}
         operators = {each.engine for each in self._connections if each.has_joined} - joined
@@ -206,7 +206,7 @@ class PoolServer:
         waiting: Sequence[Connection],
         take: Callable[[Connection], Iterable[ClientMessage]],
     ) -> None:
-        """Let the core act on what `take` gives of every connection, and answer."""
+        """Have the core act on the messages that `take` gives of each connection, and answer."""
         for connection in waiting:
             handled = False
             for message in take(connection):
@@ -225,7 +225,7 @@ class PoolServer:
         work: Callable[..., object],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
-        """Do something for one connection; an exception ends that connection alone."""
+        """Run `work` for one connection; an exception ends that connection alone."""
         call = self._core.barrier.call
         if not call(what, work, *arguments):
             call("a refusal", connection.refuse, _CAUGHT)
@@ -258,7 +258,7 @@ class PoolServer:
                 self._engines.settled(message.engine, self._clock.monotonic())
 
     def _may_say(self, connection: Connection, message: ClientMessage) -> bool:
-        """Whether a message is acted upon; if not, its sender hears why, where it waits."""
+        """Whether to act on a message; if not, its sender is told why, if it awaits an answer."""
         sentence = self._roles.refusal(connection, message)
         if sentence is None:
             is_own = not isinstance(message, Settled) or self._engines.is_member(
@@ -274,7 +274,7 @@ class PoolServer:
         return False
 
     def _greet(self, connection: Connection, message: ClientMessage) -> None:
-        """The first message of a connection: Hello, or nothing more is heard."""
+        """The first message of a connection must be Hello."""
         sentence = self._refusal(connection, message)
         if sentence is not None or not isinstance(message, Hello):
             self._core.metrics.error(ErrorKind.REFUSED)
@@ -293,7 +293,7 @@ class PoolServer:
         connection.send(welcome, [] if message.is_operator else descriptors)
 
     def _grown(self, message: Grown, descriptor: int) -> None:
-        """Every engine hears of a new segment before any is given a slot in it."""
+        """Tell every engine of a new segment before a slot in it is used."""
         for connection in self._connections:
             if connection.has_joined and not connection.is_operator:
                 connection.send(message, [descriptor])
@@ -320,14 +320,14 @@ class PoolServer:
                 break
             self._admit(link)
             self._acceptor.keep_spare()
-        if self._acceptor.is_exhausted:  # what is connected goes on, and the queue waits a little
+        if self._acceptor.is_exhausted:  # connected clients go on, and new ones wait a little
             self._one_gives_way(_ANYONE)
             self._acceptor.keep_spare()
             self._selector.unregister(self._acceptor.listener)
             self._accept_again = self._clock.monotonic() + self._limits.accept_pause_s
 
     def _admit(self, link: socket.socket) -> None:
-        """A new connection; strangers hear why not, before a byte of theirs is read."""
+        """Admit a new connection, or tell it why not, before reading a byte from it."""
         self._metrics.accepted.add()
         now = self._clock.monotonic()
         peer = sockets.peer_of(link)
@@ -345,9 +345,9 @@ class PoolServer:
         self._connections.add(connection)
 
     def _make_place(self, connection: Connection) -> bool:
-        """Whether there is a place for a newcomer; others may have to go for it."""
+        """Whether there is a place for a newcomer; another connection may be displaced."""
         reserve = {each for each in self._connections if each.is_reserve}
-        is_short = self._acceptor.is_short  # of descriptors
+        is_short = self._acceptor.is_short  # out of descriptors
         ordinary = len(self._connections) - len(reserve)
         if ordinary < self._limits.connections_max and not is_short:
             return True
@@ -359,7 +359,7 @@ class PoolServer:
         return has_given_way or connection.is_reserve
 
     def _one_gives_way(self, peer: Peer) -> bool:
-        """Whether a connection ended, so that there is room for what another process needs."""
+        """Displace a connection to make room for another process; whether one was."""
         gone = gives_way(peer, [each for each in self._connections if not each.is_reserve])
         if gone is not None:
             self._displace(gone)
@@ -374,7 +374,7 @@ class PoolServer:
         self._serve(connection, "a socket's event", self._exchange, connection, mask)
 
     def _exchange(self, connection: Connection, mask: int) -> None:
-        """Write and read what can be; of one process, only so much waits to become a message."""
+        """Write and read what is possible; limits what a process has in incomplete messages."""
         if mask & selectors.EVENT_WRITE:
             connection.flush()
         if not mask & selectors.EVENT_READ:
@@ -389,7 +389,7 @@ class PoolServer:
 
     def _woken(self, _mask: int) -> None:
         self.wake.clear()
-        # Not a sign of life: an idle pool's scrubber wakes us too. The core says if it waits.
+        # Not a sign of activity: an idle pool's scrubber wakes us, too. The core says if it waits.
         self._is_woken = True
 
     def _watch(self, pidfd: int) -> None:
@@ -402,7 +402,7 @@ class PoolServer:
         self._engines.exit(pidfd, self._clock.monotonic())
 
     def _settle(self, connection: Connection) -> None:
-        """After a round: write what the core said late, and end what is over."""
+        """After a round: write late output, and end connections that are over."""
         if connection.has_output and not connection.is_over:
             connection.flush()
         now = self._clock.monotonic()
@@ -420,7 +420,7 @@ class PoolServer:
             self._selector.modify(connection.link, wanted, ready)
 
     def _end_gone(self) -> None:
-        """Who has left by now is not there any more for what is asked in this round."""
+        """End connections and engines that are gone by now, before this round's requests."""
         for connection in [each for each in self._connections if each.is_over]:
             self._core.barrier.call("the end of a connection", self._end, connection)
         for engine in self._engines.take_due(self._clock.monotonic()):
@@ -456,7 +456,7 @@ class PoolServer:
             self._selector.register(self._acceptor.listener, selectors.EVENT_READ, self._accept)
 
     def _timeout(self, linger_s: float | None) -> float:
-        """How long nothing can be due."""
+        """How long the loop may sleep, until something is due."""
         if any(each.has_work for each in self._connections):
             return 0.0
         times = [self._next_tick, self._engines.next_due(), self._accept_again]

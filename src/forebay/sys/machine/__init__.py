@@ -1,1 +1,1 @@
-"""What the machine, the container and the process allow: read from /proc and /sys."""
+"""What the machine, the container and the process allow, read from /proc and /sys."""

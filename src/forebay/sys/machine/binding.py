@@ -1,7 +1,7 @@
-"""Binding memory to nodes, and on which nodes its pages lie.
+"""Binds memory to NUMA nodes, and tells on which nodes its pages lie.
 
-Of shared memory the binding is the memory's own: whoever touches a page of it, in whatever process,
-has it from these nodes.
+Shared memory itself has the binding: a page comes from these nodes, whichever process touches it
+first.
 """
 
 import ctypes
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Final
 
 _CALLS: Final = {"x86_64": 237, "aarch64": 235}  # mbind, which the C library does not have
-_BIND: Final = 2  # MPOL_BIND: from these nodes, or not at all
+_BIND: Final = 2  # MPOL_BIND: from these nodes or not at all
 _NODES_MAX: Final = 1024
 _BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 class BindingError(OSError):
-    """The kernel, or a container's rules, do not let memory be bound."""
+    """The kernel, or a container's rules, do not allow memory to be bound."""
 
 
 def bind(address: int, length: int, nodes: Collection[int]) -> None:
-    """Have pages that are taken from now on come from these nodes alone, or raise BindingError."""
+    """Take pages that are not taken yet from these nodes alone; BindingError if that fails."""
     words = (ctypes.c_ulong * (_NODES_MAX // _BITS))()
     for node in nodes:
         words[node // _BITS] |= 1 << node % _BITS
@@ -34,7 +34,7 @@ def bind(address: int, length: int, nodes: Collection[int]) -> None:
         ctypes.c_ulong(length),
         ctypes.c_long(_BIND),
         words,
-        ctypes.c_ulong(_NODES_MAX + 1),  # the kernel takes one bit less than it is told
+        ctypes.c_ulong(_NODES_MAX + 1),  # the kernel uses one bit less than it is told
         ctypes.c_ulong(0),
     )
     if ended:
@@ -43,14 +43,14 @@ def bind(address: int, length: int, nodes: Collection[int]) -> None:
 
 
 def bytes_on_nodes(start: int, end: int, root: Path = Path("/")) -> dict[int, int]:
-    """What this process has mapped of a range of addresses, by node; empty if it is not said.
+    """The mapped bytes of a range of addresses, by node; empty if not known.
 
-    Walks over all that the process has mapped: not for a thread that others wait for.
+    Walks over all mappings of the process: not for a thread that others wait for.
     """
     found: dict[int, int] = {}
     try:
         lines = (root / "proc/self/numa_maps").read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):  # a kernel without nodes
+    except (OSError, UnicodeDecodeError):  # a kernel without NUMA
         return found
     for line in lines:
         address, *words = line.split()

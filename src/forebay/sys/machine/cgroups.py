@@ -1,7 +1,7 @@
-"""The cgroups of a process, of both versions, with their limits of CPU time and processes.
+"""The cgroups of a process, of both versions, with their limits on CPU time and processes.
 
-`root` has `proc` and `sys` in it; `process` is a number, or our own. What
-cannot be read is no limit.
+`root` contains `proc` and `sys`; `process` is a number, or our own. What cannot be read counts as
+no limit.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ ROOT: Final = Path("/")
 
 
 class Allowance(NamedTuple):
-    """A number that a cgroup limits."""
+    """A limit of a cgroup, and how much of it is used."""
 
     most: float
     used: float
@@ -22,7 +22,7 @@ class Allowance(NamedTuple):
 def cgroups(
     controller: str, root: Path = ROOT, process: int | str = "self"
 ) -> Iterator[tuple[Path, bool]]:
-    """A process's cgroup and those above it, as far as mounted; whether they are of version 1."""
+    """A process's cgroup and its parents, as far as mounted; and if they are of version 1."""
     try:
         lines = (root / f"proc/{process}/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -39,7 +39,7 @@ def cgroups(
 
 
 def cpu_allowance(root: Path = ROOT, process: int | str = "self") -> Allowance | None:
-    """Cores' worth of CPU time that its cgroups allow a process; None: as many as there are."""
+    """The CPU time, in cores, that its cgroups allow a process; None: no limit."""
     found = []
     for group, is_v1 in cgroups("cpu", root, process):
         if is_v1:
@@ -53,7 +53,7 @@ def cpu_allowance(root: Path = ROOT, process: int | str = "self") -> Allowance |
 
 
 def process_allowance(root: Path = ROOT, process: int | str = "self") -> Allowance | None:
-    """Processes and threads that its cgroups allow, and those that there are; None: no limit."""
+    """How many processes and threads its cgroups allow, and have; None: no limit."""
     found = []
     for group, _ in cgroups("pids", root, process):
         most, used = _words(group / "pids.max"), _words(group / "pids.current")

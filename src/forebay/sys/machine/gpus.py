@@ -1,6 +1,6 @@
-"""GPUs of this machine by PCI address, which of them a process sees, and the memory node of each.
+"""The machine's GPUs by PCI address, which of them a process sees, and each one's memory node.
 
-`root` has `proc` and `sys` in it. What cannot be read is unknown (None, or nothing).
+`root` contains `proc` and `sys`. What cannot be read is unknown (None or empty).
 """
 
 import re
@@ -11,23 +11,23 @@ from typing import Final
 ROOT: Final = Path("/")
 ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_DRIVER: Final = "proc/driver/nvidia/gpus"  # in a container, of its own GPUs alone
+_DRIVER: Final = "proc/driver/nvidia/gpus"  # in a container it lists only that container's GPUs
 _DEVICES: Final = "sys/bus/pci/devices"
 _NVIDIA: Final = "0x10de"
-_DISPLAY: Final = "0x03"  # a class of PCI devices; a GPU has others of the same vendor beside it
+_DISPLAY: Final = "0x03"  # class of display devices; a GPU has other devices beside it
 
 
 def gpu_addresses(root: Path = ROOT) -> list[str]:
-    """NVIDIA's GPUs, as its driver lists them, or else all that are on PCI; by address."""
+    """NVIDIA's GPUs as the driver lists them, else all on PCI; sorted by address."""
     found = [name.lower() for name in _names(root / _DRIVER)]
     found = found or [name for name in _names(root / _DEVICES) if _is_gpu(root / _DEVICES / name)]
     return sorted(name for name in found if ADDRESS.fullmatch(name))
 
 
 def visible_gpus(variables: Mapping[str, str], root: Path = ROOT) -> list[str]:
-    """Those that a process with these variables sees, in its order; all where they do not say.
+    """The GPUs that a process with these variables sees, in its order; by default all.
 
-    Numbers count by PCI address, as they do unless GPUs of several models are in one machine.
+    Numbers count by PCI address, as they do unless a machine has several models of GPUs.
     """
     every = gpu_addresses(root)
     wanted = variables.get(_VISIBLE)
@@ -40,21 +40,21 @@ def visible_gpus(variables: Mapping[str, str], root: Path = ROOT) -> list[str]:
             found.append(every[int(word)])
         elif word.startswith("GPU-"):
             found += [address for uuid, address in by_uuid.items() if uuid.startswith(word)][:1]
-        elif word.startswith("MIG-"):  # a part of a GPU: of which one is not said here
+        elif word.startswith("MIG-"):  # part of a GPU; which GPU is not told here
             return every
         else:
-            break  # as CUDA does
+            break  # CUDA ignores the rest, too
     return found
 
 
 def node_of(address: str, root: Path = ROOT) -> int | None:
-    """The memory node that a PCI device is at; None where the machine does not say."""
+    """The memory node of a PCI device; None if the machine does not tell."""
     text = _text(root / _DEVICES / address / "numa_node").strip()
-    return int(text) if text.isdecimal() else None  # -1: it has none
+    return int(text) if text.isdecimal() else None  # -1: no node
 
 
 def nodes_of(addresses: Sequence[str], root: Path = ROOT) -> frozenset[int]:
-    """Those of several devices, as far as they are known."""
+    """The memory nodes of several devices, as far as they are known."""
     found = (node_of(address, root) for address in addresses)
     return frozenset(node for node in found if node is not None)
 

@@ -1,7 +1,7 @@
 """Limits of a process (as `ulimit` sets them), its capabilities, and the machine's memory pages.
 
-`root` has `proc` and `sys` in it; `process` is a number, or our own. What cannot be read is no
-limit, or unknown (None).
+`root` contains `proc` and `sys`; `process` is a number, or our own. What cannot be read counts as
+no limit, or as unknown (None).
 """
 
 import re
@@ -15,7 +15,7 @@ _IPC_LOCK: Final = 14  # CAP_IPC_LOCK: locked memory is not limited
 
 
 class LimitName(StrEnum):
-    """Limits by their names in /proc/PID/limits."""
+    """Names of limits in /proc/PID/limits."""
 
     DESCRIPTORS = "Max open files"
     LOCKED = "Max locked memory"
@@ -24,24 +24,24 @@ class LimitName(StrEnum):
 
 
 class ProcessLimit(NamedTuple):
-    """What a process may have, and up to where it may raise that itself; None: no limit."""
+    """A process's limit, and how far the process may raise it itself; None: no limit."""
 
     soft: int | None
     hard: int | None
 
 
 class HugePages(NamedTuple):
-    """Huge pages that were reserved when the machine started, or since."""
+    """Huge pages that were reserved when the machine started, or later."""
 
     page_bytes: int
     total: int
-    free: int  # not promised to anyone either
+    free: int  # free and not promised to a process
 
 
 def process_limit(
     name: LimitName, root: Path = ROOT, process: int | str = "self"
 ) -> ProcessLimit | None:
-    """One limit of a process; None where it cannot be read."""
+    """One limit of a process; None if it cannot be read."""
     for line in _lines(root / f"proc/{process}/limits"):
         match = _LINE.match(line)
         if match and match[1] == name:
@@ -50,7 +50,7 @@ def process_limit(
 
 
 def may_lock_memory(root: Path = ROOT) -> bool:
-    """Whether the limit of locked memory does not hold for us."""
+    """Whether this process may lock memory without a limit."""
     for line in _lines(root / "proc/self/status"):
         name, _, value = line.partition(":")
         if name == "CapEff":
@@ -59,7 +59,7 @@ def may_lock_memory(root: Path = ROOT) -> bool:
 
 
 def huge_pages(root: Path = ROOT) -> HugePages | None:
-    """The reserved huge pages of the default size; None where the kernel has none."""
+    """The reserved huge pages of the default size; None if the kernel has none."""
     found = _kilobytes(root / "proc/meminfo")
     if not found.get("Hugepagesize"):
         return None
@@ -68,13 +68,13 @@ def huge_pages(root: Path = ROOT) -> HugePages | None:
 
 
 def shared_huge_pages(root: Path = ROOT) -> str | None:
-    """When shared memory gets huge pages by itself, in the kernel's word, such as `never`."""
+    """When shared memory gets huge pages automatically, in the kernel's word, like `never`."""
     path = root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"
     return next((word[1:-1] for line in _lines(path) for word in _bracketed(line)), None)
 
 
 def uncommitted_bytes(root: Path = ROOT) -> int | None:
-    """What the kernel still commits to, where it counts strictly; None: it does not."""
+    """What the kernel may still commit to, if it counts strictly; None if it does not."""
     if _lines(root / "proc/sys/vm/overcommit_memory")[:1] != ["2"]:
         return None
     found = _kilobytes(root / "proc/meminfo")
@@ -82,7 +82,7 @@ def uncommitted_bytes(root: Path = ROOT) -> int | None:
 
 
 def swap_bytes(root: Path = ROOT) -> int:
-    """To where the kernel may write memory; 0: nowhere."""
+    """The size of all swap; 0: there is none."""
     return _kilobytes(root / "proc/meminfo").get("SwapTotal", 0) << 10
 
 

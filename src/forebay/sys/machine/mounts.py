@@ -1,6 +1,6 @@
-"""What a path is on: its file system, its drive; who has locked it; which sockets are listened at.
+"""A path's file system and drive, who has locked it, and which sockets are listened at.
 
-`root` has `proc` and `sys` in it. What cannot be read is unknown (None, or nothing).
+`root` contains `proc` and `sys`. What cannot be read is unknown (None or empty).
 """
 
 import os
@@ -22,7 +22,7 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str, root: Path = ROOT) -> Mount | None:
-    """What a path lies on: the deepest mount point on the way to it, the last of several there."""
+    """The mount of a path: the deepest mount point above it, and the last of several there."""
     target = Path(os.path.realpath(path))
     found: Mount | None = None
     for line in _lines(root / "proc/self/mountinfo"):
@@ -37,7 +37,7 @@ def mount_of(path: str, root: Path = ROOT) -> Mount | None:
 
 
 def is_rotational(device: str, root: Path = ROOT) -> bool | None:
-    """Whether a block device, or the drive that a partition is on, is a hard disk."""
+    """Whether a block device, or the drive of a partition, is a hard disk."""
     place = Path(os.path.realpath(root / "sys/dev/block" / device))
     for directory in (place, place.parent):
         lines = _lines(directory / "queue/rotational")
@@ -47,9 +47,9 @@ def is_rotational(device: str, root: Path = ROOT) -> bool | None:
 
 
 def lock_holder(path: str, root: Path = ROOT) -> int | None:
-    """The process that took an exclusive `flock` of a file or directory; None: none that we see.
+    """The process with an exclusive `flock` on a file or directory; None: none that we see.
 
-    Its number is 0 where it runs out of our sight. A process that inherited the lock is not named.
+    0 if the process is in another PID namespace. A process that inherited the lock is not named.
     """
     try:
         status = Path(path).stat()
@@ -66,7 +66,7 @@ def lock_holder(path: str, root: Path = ROOT) -> int | None:
 
 
 def listened_paths(root: Path = ROOT) -> list[str]:
-    """Paths of the Unix sockets at which somebody listens, of this network namespace."""
+    """Paths of the Unix sockets in this network namespace that somebody listens at."""
     found = set()
     for line in _lines(root / "proc/net/unix")[1:]:
         words = line.split(None, 7)

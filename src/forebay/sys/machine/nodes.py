@@ -1,8 +1,8 @@
-"""Memory nodes (NUMA): those that this process may take memory from, and what they have left.
+"""Memory nodes (NUMA) that this process may use, and what they have left.
 
-A cpuset or a policy (`numactl --membind`) may allow some of the machine's nodes. The kernel refuses
-nothing where these are full either: it kills. `root` has `proc` and `sys` in it. What cannot be
-read is no limit.
+A cpuset or a policy (`numactl --membind`) may allow some of the machine's nodes. If these are full
+the kernel refuses nothing: it kills. `root` contains `proc` and `sys`. What cannot be read counts
+as no limit.
 """
 
 import os
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _NODES: Final = "sys/devices/system/node"
-_FREE: Final = ("MemFree:", "Active(file):", "Inactive(file):")  # can be had, or dropped
-_WITHOUT_WISHES: Final = ("", "default", "local", "bind")  # policies; bind allows, and no more
-_POLICY_BYTES: Final = 256  # the first mapping is ended by then; all of them take long to read
+_FREE: Final = ("MemFree:", "Active(file):", "Inactive(file):")  # free, or can be dropped
+_WITHOUT_WISHES: Final = ("", "default", "local", "bind")  # policies that prefer no node
+_POLICY_BYTES: Final = 256  # enough for the first mapping; reading all takes long
 
 
 class NodesLeft(NamedTuple):
-    """What is left of the only nodes that may be used."""
+    """What is left on the only nodes that may be used."""
 
     size_bytes: int
-    nodes: str  # as the kernel writes lists: 0-2,5
+    nodes: str  # a list as the kernel writes it: 0-2,5
 
 
 def nodes_left(root: Path) -> NodesLeft | None:
-    """None where every node with memory may be used."""
+    """What is left, if this process may not use all nodes; None if it may."""
     every, allowed = memory_nodes(root), allowed_nodes(root)
     if not allowed or allowed == every:
         return None
@@ -33,30 +33,30 @@ def nodes_left(root: Path) -> NodesLeft | None:
 
 
 def memory_nodes(root: Path) -> frozenset[int]:
-    """Every node with memory; none where the kernel does not say."""
+    """Every node with memory; empty if the kernel does not tell."""
     return frozenset(_numbers_in(_text(root / _NODES / "has_memory")))
 
 
 def cpu_nodes(root: Path) -> frozenset[int]:
-    """Those that have CPUs; memory without them may be a GPU's own."""
+    """The nodes with CPUs; one with memory alone may belong to a GPU."""
     return frozenset(_numbers_in(_text(root / _NODES / "has_cpu")))
 
 
 def allowed_nodes(root: Path) -> frozenset[int]:
-    """Of the nodes with memory, those that this process may use."""
+    """The nodes with memory that this process may use."""
     every = memory_nodes(root)
     return every & (_allowed_by_cpuset(root) or every) & (_bound_to(root) or every)
 
 
 def bytes_left(nodes: Collection[int], root: Path) -> int | None:
-    """What these have free, or can drop; None where one does not say."""
+    """What these nodes have free or can drop; None if one does not tell."""
     left = [_left_bytes(root / _NODES / f"node{node}") for node in sorted(nodes)]
     known = [each for each in left if each is not None]
     return sum(known) if known == left else None
 
 
 def huge_bytes_left(nodes: Collection[int], root: Path) -> int | None:
-    """What these have in huge pages, of whatever size, that are reserved and free."""
+    """What these nodes have in reserved, free huge pages of any size."""
     left = 0
     for node in nodes:
         for place in (root / _NODES / f"node{node}/hugepages").glob("hugepages-*kB"):
@@ -68,7 +68,7 @@ def huge_bytes_left(nodes: Collection[int], root: Path) -> int | None:
 
 
 def nearest(node: int, among: Collection[int], root: Path) -> frozenset[int]:
-    """The nodes that a node has the shortest way to: itself, if it is one of them."""
+    """The nodes among these with the shortest distance to a node, which may be itself."""
     if node in among:
         return frozenset({node})
     words = _text(root / _NODES / f"node{node}/distance").split()
@@ -80,7 +80,7 @@ def nearest(node: int, among: Collection[int], root: Path) -> frozenset[int]:
 
 
 def list_of(nodes: Collection[int]) -> str:
-    """Nodes as the kernel writes lists."""
+    """A list of nodes as the kernel writes it."""
     return ",".join(map(str, sorted(nodes)))
 
 
@@ -93,21 +93,21 @@ def _allowed_by_cpuset(root: Path) -> set[int]:
 
 
 def has_wishes(root: Path) -> bool:
-    """Whether this process was given a policy that prefers some nodes, or spreads over them."""
+    """Whether this process runs under a policy that prefers or interleaves nodes."""
     return _policy(root).partition(":")[0].partition("=")[0] not in _WITHOUT_WISHES
 
 
 def _bound_to(root: Path) -> set[int]:
-    """The nodes of a policy that allows no others; empty: it allows all."""
+    """The nodes of a policy that allows no others; empty if all are allowed."""
     mode, _, nodes = _policy(root).partition(":")
     return _numbers_in(nodes) if mode.partition("=")[0] == "bind" else set()
 
 
 def _policy(root: Path) -> str:
-    """The policy that we run under, as the kernel writes it: bind:0-1. Empty: not known."""
+    """The memory policy of this process as the kernel writes it, like bind:0-1; "": not known."""
     try:
         descriptor = os.open(root / "proc/self/numa_maps", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # a kernel without nodes
+    except OSError:  # a kernel without NUMA
         return ""
     try:
         text = os.read(descriptor, _POLICY_BYTES).decode("ascii", "replace")
@@ -115,7 +115,7 @@ def _policy(root: Path) -> str:
         return ""
     finally:
         os.close(descriptor)
-    # "address policy …", of a mapping without a policy of its own
+    # "address policy …", for a mapping without a policy of its own
     return "".join(text.split()[1:2])
 
 
@@ -129,7 +129,7 @@ def _left_bytes(node: Path) -> int | None:
 
 
 def _numbers_in(text: str) -> set[int]:
-    """Of a list as the kernel writes it: 0-2,5."""
+    """The numbers in a list as the kernel writes it, like 0-2,5."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -1,10 +1,10 @@
-"""On which memory nodes a slab is to lie.
+"""Chooses the memory nodes that a slab is taken from.
 
-Near the GPUs whose engines copy from it, where these are known and that much memory is left there;
-else wherever the kernel takes it, as it does if the pool was started with a policy that prefers or
-interleaves nodes (`numactl`). But never on a node without CPUs: on machines whose GPUs share
-their addresses with the CPUs (Grace), such a node is a GPU's own memory: there, memory that cannot
-be bound is refused. Nodes that an operator named are taken or refused.
+They are near the GPUs whose engines copy from it, if these are known and have that much memory
+left; otherwise the kernel chooses, as it does if the pool was started with a policy that prefers or
+interleaves nodes (`numactl`). But never a node without CPUs: on machines whose GPUs share their
+addresses with the CPUs (Grace), such a node is a GPU's own memory, so memory that cannot be bound
+is refused there. Nodes that an operator named are used, or the start fails.
 """
 
 from collections.abc import Collection
@@ -16,28 +16,28 @@ from forebay.quantity import format_size
 from forebay.sys.machine import gpus as of_pci
 from forebay.sys.machine import nodes as of_machine
 
-_SPARE: Final = 16  # one part in so many more has to be left there: others take memory as well
+_SPARE: Final = 16  # one part in 16 must be left over, since others take memory as well
 
 
 class ChosenNodes(NamedTuple):
-    """Where memory of one size is to be taken from."""
+    """The nodes to take memory of one size from."""
 
-    nodes: frozenset[int] = frozenset()  # empty: as the kernel does it
-    why: str = ""  # in words, where that is worth saying, without a full stop
-    refusal: str = ""  # what is in the way, likewise; empty: nothing
+    nodes: frozenset[int] = frozenset()  # empty: the kernel chooses
+    why: str = ""  # the reason, if worth saying, without a full stop
+    refusal: str = ""  # why memory is refused, likewise; "": it is not
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """What is wished for: by default, near all GPUs of this machine."""
+    """The wanted placement: by default near all GPUs of this machine."""
 
     is_on: bool = True
     nodes: tuple[int, ...] = ()  # named by an operator
     gpus: tuple[str, ...] = ()  # PCI addresses; none: all
-    root: Path = Path("/")  # has `proc` and `sys` in it
+    root: Path = Path("/")  # contains `proc` and `sys`
 
     def choose(self, size_bytes: int, *, huge_pages: bool = False) -> ChosenNodes:
-        """The nodes for so many bytes more."""
+        """The nodes for so many more bytes."""
         if not self.is_on:
             return ChosenNodes()
         if self.nodes:
@@ -63,12 +63,12 @@ class NodePlacement:
         return ChosenNodes(with_cpus, away or f"NUMA node {listed}, all that have CPUs")
 
     def must_bind(self) -> bool:
-        """Whether the kernel may not choose: nodes are named, or some may be a GPU's own memory."""
+        """Whether the kernel may not choose: nodes are named, or some may belong to a GPU."""
         without_cpus = of_machine.allowed_nodes(self.root) - of_machine.cpu_nodes(self.root)
         return bool(self.nodes or without_cpus)
 
     def near(self) -> frozenset[int]:
-        """The nodes with CPUs that the GPUs are at, or have the shortest way to."""
+        """The nodes with CPUs that the GPUs are on, or nearest to."""
         with_memory = of_machine.memory_nodes(self.root) & of_machine.cpu_nodes(self.root)
         addresses = self.gpus or of_pci.gpu_addresses(self.root)
         found: set[int] = set()
@@ -93,7 +93,7 @@ class NodePlacement:
         return ChosenNodes(wanted, f"NUMA node {of_machine.list_of(wanted)}, as asked")
 
     def _lack(self, nodes: Collection[int], size_bytes: int, *, huge_pages: bool) -> str:
-        """Why these cannot give so much, or nothing: whoever has all of them taken is killed."""
+        """Why these nodes cannot give so much, or "". If they ran out, the kernel would kill us."""
         left = of_machine.huge_bytes_left if huge_pages else of_machine.bytes_left
         left_bytes = left(nodes, self.root)
         spare_bytes = 0 if huge_pages else size_bytes // _SPARE

@@ -1,1 +1,1 @@
-"""What keeps secrets: where they come from, and what a process gives up."""
+"""Protection of secrets: where they come from, and which rights a process gives up."""

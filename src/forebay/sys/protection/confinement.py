@@ -1,6 +1,6 @@
-"""What this process gives up: privileges to come, dumps of its memory, and writing elsewhere.
+"""Gives up rights of this process: new privileges, core dumps, and writing elsewhere.
 
-All of it is for good, and inherited by threads and children that begin later.
+This cannot be undone, and is inherited by threads and children that start later.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 _SET_NO_NEW_PRIVS: Final = 38  # of prctl
-# The kernel takes a limit of 1 for "no dump", be it to a file or to a program; 0 stops files alone.
+# A limit of 1 means no dump at all, to a file or to a program; 0 stops only files.
 _NO_DUMP: Final = 1
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock's system calls
 _VERSION_FLAG: Final = 1
 _PATH_BENEATH: Final = 1
-# What changes a file system.
+# Rights that change a file system.
 _WRITE: Final = 1 << 1
 _REMOVE: Final = (1 << 4) | (1 << 5)
 _MAKE: Final = sum(1 << bit for bit in range(6, 13))
@@ -27,17 +27,17 @@ _NOWHERE: Final = "/dev/null"
 
 
 def drop_privileges() -> None:
-    """No program that this process runs gets more rights than it has; no dump of its memory."""
+    """No program run from now on gets more rights than this process; no core dumps."""
     ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # verify: no new privileges
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (_NO_DUMP, _NO_DUMP))  # verify: no core dump
 
 
 def write_only_in(directories: Iterable[str]) -> bool:
-    """Change files in these directories, and nowhere else; False where the kernel cannot do it.
+    """Change files in these directories and nowhere else; False if the kernel cannot do it.
 
-    Reading is not confined. Call it before there are threads, after `drop_privileges`. One that
-    does not exist is left out.
+    Reading is not restricted. Call it before there are threads, after `drop_privileges`.
+    Directories that do not exist are left out.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
@@ -61,7 +61,7 @@ def write_only_in(directories: Iterable[str]) -> bool:
 
 
 def existing(path: str) -> str:
-    """The directory at a path or, where there is none yet, the nearest above it that there is."""
+    """The directory at a path or, if there is none yet, the nearest existing one above it."""
     place = Path(path).absolute()
     return str(next(each for each in (place, *place.parents) if each.is_dir()))
 

@@ -1,7 +1,7 @@
-"""Where secrets come from: a file, a descriptor, a command or a variable; never a command line.
+"""Sources of secrets: a file, a descriptor, a command or a variable; never a command line.
 
-A source is written as `file:PATH`, `fd:NUMBER`, `command:WORDS` or `env:NAME`. Whatever is wrong
-with one is a StartupError of one sentence that shows nothing of the secret.
+A source is written as `file:PATH`, `fd:NUMBER`, `command:WORDS` or `env:NAME`. If one fails, a
+StartupError says so in one sentence, without showing anything of the secret.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ from typing import Final
 from forebay.errors import SettingsError, StartupError
 
 KINDS: Final = ("file", "fd", "command", "env")
-READ_ONCE: Final = ("fd", "env")  # it would be the same, or nothing, a second time
+READ_ONCE: Final = ("fd", "env")  # reading them again gives nothing new
 _BYTES_MAX: Final = 1 << 16
 _COMMAND_S: Final = 60.0
 _UNSAFE: Final = stat.S_IWGRP | stat.S_IRWXO
 
 
 def kind_of(source: str) -> str:
-    """What a source is."""
+    """The kind of a source: the word before the colon."""
     return source.partition(":")[0]
 
 
 def read_secret(source: str) -> str:
-    """The text that a source gives. A variable is removed from the environment of this process."""
+    """The text that a source gives. A variable is removed from this process's environment."""
     kind, _, place = source.partition(":")
     if kind == "file":
         content = _from_file(place)
@@ -92,9 +92,9 @@ def _from_command(words: str) -> bytes:
 
 
 def write_new(path: str, text: str) -> None:
-    """Replace a file, or make it, for its owner alone; it has the old or the new text at any time.
+    """Replace or create a file for its owner alone, atomically.
 
-    A StartupError if that cannot be done.
+    A StartupError if that fails.
     """
     target = Path(path)
     new = target.with_name(f".{target.name}.new")

@@ -1,4 +1,4 @@
-"""Where the records of a tier lie: what tiers with an index of their own have in common."""
+"""Where a tier's records lie: for tiers that keep an index of their own."""
 
 from forebay.tiers.catalog.catalog import Catalog
 from forebay.tiers.catalog.extent import Extent

@@ -1,4 +1,4 @@
-"""The catalog: the index and the extents that it refers to, behind one lock.
+"""The catalog of a tier: the index of records, and the extents they lie in, behind one lock.
 
 The lock guards the index, the table of extents and the set of unavailable ones; no I/O happens
 under it, and no call holds it for more than `_BATCH` rows.
@@ -28,10 +28,10 @@ E = TypeVar("E", bound=Extent)
 
 
 class Catalog(Generic[E]):
-    """What the tier holds and where.
+    """What the tier holds, and where.
 
-    The listener hears, on any thread, which records left. It is asked, on any thread and under the
-    lock, whether another tier has a chunk: it must answer at once and may not call back.
+    The listener is told, on any thread, which records left. It is asked, on any thread and under
+    the lock, whether another tier has a chunk: it must answer at once and may not call back.
     """
 
     def __init__(self, listener: TierListener | None = None) -> None:
@@ -40,27 +40,27 @@ class Catalog(Generic[E]):
         self._index = Index()
         self._extents: dict[int, E] = {}
         self._rows: dict[int, array[int]] = {}  # extent number → rows settled in it
-        self._unavailable: frozenset[int] = frozenset()  # extents of drives that are off
+        self._unavailable: frozenset[int] = frozenset()  # extents on drives that are off
         self._numbers = 0
         self._order = AskOrder()
 
     def number(self) -> int:
-        """An extent number that was never given before."""
+        """A new extent number, never given before."""
         with self._lock:
             self._numbers += 1
             return self._numbers
 
     def prefix(self, keys: Sequence[bytes]) -> int:
-        """How many keys, from the first, can be loaded."""
+        """How many keys, counted from the first, can be loaded."""
         with self._lock:
             return self._index.prefix(keys, self._unavailable)
 
     def has(self, key: bytes) -> bool:
-        """Whether a record can be found here; without the lock: other tiers ask under theirs."""
+        """Whether a record can be found here; takes no lock, since other tiers ask under theirs."""
         return self._index.has(key)
 
     def find(self, key: bytes) -> tuple[E, RecordPlace] | None:
-        """Where to load a record from."""
+        """Where a record can be loaded from; None if it cannot."""
         with self._lock:
             place = self._index.find(key)
             return None if place is None else (self._extents[place.extent], place)
@@ -77,7 +77,7 @@ class Catalog(Generic[E]):
             return None if known else DropReason.ORPHAN
 
     def settle(self, key: bytes, place: RecordPlace) -> bool:
-        """A record is on the medium; False if its prefix left meanwhile."""
+        """A record has been written; False if its prefix left meanwhile."""
         with self._lock:
             row = self._index.settle(key, place)
             if row is None:
@@ -88,7 +88,7 @@ class Catalog(Generic[E]):
             return True
 
     def asked(self, keys: Sequence[bytes]) -> None:
-        """A request asked for these records, as far as they are here."""
+        """A request asked for these records, or for those of them that are here."""
         with self._lock:
             turn = self._order.begin_turn()
         for first in range(0, len(keys), _BATCH):
@@ -98,19 +98,19 @@ class Catalog(Generic[E]):
                     self._order.asked(extent, turn, depth)
 
     def first_to_go(self, extents: Sequence[E]) -> E | None:
-        """Which of these extents, given oldest first, is to be evicted first."""
+        """The extent to evict first, of these, given oldest first; None if there are none."""
         by_number = {extent.number: extent for extent in extents}
         with self._lock:
             first = self._order.first(by_number)
         return None if first is None else by_number[first]
 
     def mark_read(self, key: bytes, now: float) -> float | None:
-        """A record was loaded; when it was last used before, if that is known."""
+        """A record was loaded; returns when it was last used before, if that is known."""
         with self._lock:
             return self._index.mark_read(key, now)
 
     def mark_used(self, key: bytes, at: float) -> None:
-        """A record's chunk was used in DRAM; without the lock: what is lost is a figure."""
+        """A record's chunk was used in DRAM. Takes no lock: at worst a statistic is wrong."""
         self._index.mark_used(key, at)
 
     def forget(
@@ -119,7 +119,7 @@ class Catalog(Generic[E]):
         place: RecordPlace | None = None,
         cause: EvictionCause = EvictionCause.CLEARED,
     ) -> None:
-        """Drop a record and all that continue it; only if it still lies at `place`, where given."""
+        """Drop a record and all that continue it; if `place` is given, only if it lies there."""
         removed: list[Removed] = []
         with self._lock:
             if place is None or self._index.find(key) == place:
@@ -127,22 +127,22 @@ class Catalog(Generic[E]):
         self._tell(_because(cause, removed))
 
     def abandon(self, key: bytes) -> None:
-        """A record that was announced will not be written."""
+        """A record that was reserved will not be written."""
         with self._lock:
             removed = self._index.abandon(key, self._listener.holds)
         self._tell(_because(EvictionCause.PREFIX, removed))
 
     def lost(self, key: bytes) -> None:
-        """No other tier has this chunk any more; called after `holds` has begun to say so.
+        """No other tier has this chunk any more; to be called after `holds` has begun to say so.
 
-        Under the lock that eviction asks under: either a gap is found here, or none is made.
+        Eviction asks `holds` under the same lock, so either a gap is found here, or none is made.
         """
         with self._lock:
             removed = self._index.close_gap(key)
         self._tell(_because(EvictionCause.PREFIX, removed))
 
     def forget_namespace(self, namespace: bytes | None) -> None:
-        """Drop all records of a namespace, or of all, also those that are being written."""
+        """Drop all records of a namespace, or of all, including those being written."""
         removed: list[Removed] = []
         with self._lock:
             for key in list(self._index.keys_of(namespace)):
@@ -154,17 +154,17 @@ class Catalog(Generic[E]):
             self._listener.removed(removed)
 
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
-        """What every namespace has here that has records, or lately had."""
+        """The usage of every namespace that has records here, or lately had."""
         with self._lock:
             return self._index.namespaces.usage()
 
     def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
-        """What each of these namespaces has here."""
+        """The usage of each of these namespaces."""
         with self._lock:
             return self._index.namespaces.usage_of(namespaces)
 
     def largest_namespaces(self, limit: int) -> LargestNamespaces:
-        """Those with most bytes; costs the same however many there are."""
+        """The namespaces with the most bytes; costs the same however many there are."""
         with self._lock:
             table = self._index.namespaces
             return LargestNamespaces(table.largest(limit), len(table))
@@ -182,7 +182,7 @@ class Catalog(Generic[E]):
     def drop_extent(self, extent: E, cause: EvictionCause) -> int:
         """Forget an extent's records, and what continues them unless another tier has the chunk.
 
-        How many records left.
+        Returns how many records left.
         """
         count = 0
         rows = self._rows[extent.number]
@@ -202,20 +202,20 @@ class Catalog(Generic[E]):
         return count
 
     def set_unavailable(self, extents: Iterable[int]) -> None:
-        """Count no record of these extents in a prefix, until the next call."""
+        """Do not count records of these extents in prefixes, until the next call."""
         with self._lock:
             self._unavailable = frozenset(extents)
 
     def counts(self) -> tuple[int, int]:
-        """Records, and their payload bytes."""
+        """The number of records, and their payload bytes."""
         with self._lock:
             return self._index.records, self._index.payload_bytes
 
     def restore(self, found: Iterable[tuple[E, Iterable[ContentsEntry]]]) -> int:
-        """Fill the catalog at start, oldest extent first; how many records have no prefix any more.
+        """Fill the catalog at start, oldest extent first; how many records lack their parent.
 
-        A parent may stand in a later extent than its child, so a child waits for it here. Of two
-        records of one key the later extent's counts.
+        A parent may lie in a later extent than its child, so children wait for it. Of two records
+        with one key, the one in the later extent counts.
         """
         waiting: dict[bytes, list[tuple[int, ContentsEntry]]] = {}
         restore = self._index.restore
@@ -237,7 +237,7 @@ class Catalog(Generic[E]):
     def _restore_waiting(
         self, key: bytes, waiting: dict[bytes, list[tuple[int, ContentsEntry]]]
     ) -> None:
-        """Index what waited for this record, and what waited for that."""
+        """Index the records that waited for this one, and those that waited for them."""
         ready = waiting.pop(key, None)
         while ready:
             number, entry = ready.pop()
@@ -248,6 +248,6 @@ class Catalog(Generic[E]):
 
 
 def _because(cause: EvictionCause, removed: list[Removed]) -> list[Removed]:
-    """The first of these left for this cause, and the others because they continue it."""
+    """The first of these left for this cause, the others because they continue it."""
     causes = [cause] + [EvictionCause.PREFIX] * (len(removed) - 1)
     return [each._replace(cause=because) for each, because in zip(removed, causes, strict=False)]

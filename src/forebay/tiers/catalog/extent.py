@@ -4,7 +4,7 @@ from forebay.record.header import DEFAULT_TENANT
 
 
 class Extent:
-    """What a catalog knows of a region or a pack; its tier knows the rest."""
+    """What a catalog knows about a region or a pack; its tier knows the rest."""
 
     __slots__ = ("begun_at", "name", "number", "size_bytes", "tenant")
 
@@ -12,5 +12,5 @@ class Extent:
         self.number = number  # unique in this process; never given twice
         self.name = name  # of the file or object
         self.size_bytes = size_bytes
-        self.tenant = DEFAULT_TENANT  # whose all of its records are
-        self.begun_at: float | None = None  # monotonic; None: by an earlier pool
+        self.tenant = DEFAULT_TENANT  # the tenant of all its records
+        self.begun_at: float | None = None  # when it was begun, monotonic; None: by an earlier pool

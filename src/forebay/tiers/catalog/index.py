@@ -1,12 +1,12 @@
-"""The index: short key → place of a record, with the tree that the chunks form.
+"""The index: from a short key to a record's place, with the tree that the chunks form.
 
-Columns of plain numbers, a row a record: nothing here is visible to the garbage collector, so
-millions of records neither slow it down nor are slowed by it. Not thread-safe; the catalog is.
+Columns of plain numbers, one row per record: the garbage collector sees nothing of it, so millions
+of records cost it nothing. Not thread-safe; the catalog is.
 
 A row begins *pending*, while its record is being written, so that a child written beside its
 parent is not an orphan; only a settled row is found. Removing a row removes all that continue it.
 
-A record that is overwritten while another tier has its chunk leaves a *gap*: a row without a record
+A record that is evicted while another tier has its chunk leaves a *gap*: a row without a record
 that keeps its place in the tree, as long as something here continues it.
 """
 
@@ -21,17 +21,17 @@ from forebay.tiers.namespaces import NamespaceTable
 
 NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
-_FREE: Final = -1  # in the extent column: the row holds no record
+_FREE: Final = -1  # in the extent column: the row is unused
 _PENDING: Final = -2  # in the extent column: the record is being written
 _GAP: Final = -3  # in the extent column: the record is gone, another tier has the chunk
-_GROWTH: Final = 1024  # rows that are made at once
+_GROWTH: Final = 1024  # rows added at once
 _NONES: Final = array("i", [_NONE]) * _GROWTH
 
 
 class RecordPlace(NamedTuple):
     """Where a record is."""
 
-    extent: int  # number of the extent, unique in this process
+    extent: int  # the extent's number, unique in this process
     offset: int  # bytes from the extent's start to the header
     length: int  # payload bytes
 
@@ -42,28 +42,28 @@ class Index:
     def __init__(self) -> None:
         self._rows: dict[bytes, int] = {}
         self._keys: list[bytes] = []
-        self._made = 0  # rows ever used; those behind them are ready
+        self._made = 0  # number of rows ever used; further rows are prepared
         self._extent = array("i")
         self._offset = array("Q")
         self._length = array("I")
         self._namespace = array("I")
         self._read = bytearray()  # 1: loaded since it was settled
         self._used_at = array("f")  # when its chunk was last used, monotonic; 0: not known
-        self._turn = array("Q")  # of the request that asked for it last; 0: none since the start
-        self._depth = array("I")  # records before it in its chain
+        self._turn = array("Q")  # turn of the request that last asked for it; 0: none yet
+        self._depth = array("I")  # number of records before it in its chain
         self._parent = array("i")
         self._first_child = array("i")
         self._next_sibling = array("i")
         self._previous_sibling = array("i")
         self._free = array("i")
-        self.namespaces = NamespaceTable()  # of rows; what counts there are settled records
-        self.stored_at: dict[int, float] = {}  # extent → when it was begun, monotonic, where known
-        self.tenant_of: dict[int, bytes] = {}  # extent → whose it is; the others are the default's
+        self.namespaces = NamespaceTable()  # counts settled records
+        self.stored_at: dict[int, float] = {}  # extent → when it was begun, monotonic, if known
+        self.tenant_of: dict[int, bytes] = {}  # extent → its tenant, if not the default one
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
 
     def has(self, key: bytes) -> bool:
-        """Whether a settled record is here; any thread may ask, without the catalog's lock."""
+        """Whether a settled record is here; any thread may call, without the catalog's lock."""
         row = self._rows.get(key)
         return row is not None and self._extent[row] >= 0
 
@@ -73,14 +73,14 @@ class Index:
         return row is not None and self._extent[row] != _GAP
 
     def find(self, key: bytes) -> RecordPlace | None:
-        """Where a settled record lies."""
+        """Where a settled record lies; None if there is none."""
         row = self._rows.get(key)
         if row is None or self._extent[row] < 0:
             return None
         return RecordPlace(self._extent[row], self._offset[row], self._length[row])
 
     def prefix(self, keys: Sequence[bytes], unavailable: frozenset[int]) -> int:
-        """How many keys, from the first, are settled in extents that are not `unavailable`."""
+        """How many keys, counted from the first, are settled in extents not in `unavailable`."""
         rows, extent = self._rows, self._extent
         for count, key in enumerate(keys):
             row = rows.get(key[:SHORT_KEY_BYTES])
@@ -89,7 +89,7 @@ class Index:
         return len(keys)
 
     def reserve(self, key: bytes, parent: bytes | None, namespace: bytes) -> bool:
-        """Make a pending row; False if the parent is not here. The key must not be here yet."""
+        """Add a pending row; False if the parent is not here. The key must not be here yet."""
         gap = self._rows.get(key)
         if gap is not None:
             assert self._extent[gap] == _GAP
@@ -108,14 +108,14 @@ class Index:
         return True
 
     def settle(self, key: bytes, place: RecordPlace) -> int | None:
-        """Give a pending row its place; the row, or None if it is gone or settled already."""
+        """Give a pending row its place; returns the row, or None if it is gone or settled."""
         row = self._rows.get(key)
         if row is None or self._extent[row] != _PENDING:
             return None
         return self._fill(row, place)
 
     def _fill(self, row: int, place: RecordPlace) -> int:
-        """Let a row without a record have one; the row."""
+        """Give a row without a record one; returns the row."""
         self._extent[row], self._offset[row], self._length[row] = place
         self._count(row, 1)
         self._add_bytes(row, place.length)
@@ -125,14 +125,14 @@ class Index:
         """Settle a record found at start; its row, or None if its parent is not here (yet).
 
         A key that is here already moves to this record, unless it is being stored; a gap is filled.
-        Written out in one piece: a warm start spends its time here.
+        Written without helper calls, since a warm start spends its time here.
         """
         full_key, namespace, parent, offset, length, _ = entry
         key = full_key[:SHORT_KEY_BYTES]
         rows = self._rows
         if key in rows:
             row = rows[key]
-            if self._extent[row] == _PENDING:  # a store's that is under way
+            if self._extent[row] == _PENDING:  # it is being stored now
                 return row
             place = RecordPlace(extent, offset, length)
             return self._fill(row, place) if self._extent[row] == _GAP else self.move(key, place)
@@ -156,7 +156,7 @@ class Index:
         return row
 
     def move(self, key: bytes, place: RecordPlace) -> int:
-        """Let a settled row point to another record of the same key; the row."""
+        """Point a settled row to another record of the same key; returns the row."""
         row = self._rows[key]
         assert self._extent[row] >= 0
         self._add_bytes(row, place.length - self._length[row])
@@ -164,7 +164,10 @@ class Index:
         return row
 
     def mark_read(self, key: bytes, now: float) -> float | None:
-        """A record was loaded; said again when it is removed. When it was last used, if known."""
+        """A record was loaded; returns when it was last used, if known.
+
+        `Removed.was_read` tells later that it was.
+        """
         row = self._rows.get(key)
         if row is None:
             return None
@@ -173,7 +176,7 @@ class Index:
         return before or None
 
     def ask(self, keys: Sequence[bytes], turn: int) -> dict[int, int]:
-        """A request asked for these; extents with some of them, and the lowest depth in each."""
+        """A request asked for these keys: returns the lowest depth asked for, by extent."""
         found: dict[int, int] = {}
         for key in keys:
             row = self._rows.get(key)
@@ -184,12 +187,12 @@ class Index:
         return found
 
     def turn_before(self, row: int) -> int:
-        """The turn of a row's parent; 0: it has none, or that was not asked for."""
+        """The turn of a row's parent; 0 if it has none, or was never asked for."""
         parent = self._parent[row]
         return 0 if parent == _NONE else self._turn[parent]
 
     def stored_in(self, row: int, turn: int) -> int:
-        """A record that was settled counts as asked for in this turn; its depth."""
+        """Count a record that was settled as asked for in this turn; returns its depth."""
         self._turn[row] = turn
         return self._depth[row]
 
@@ -200,14 +203,14 @@ class Index:
             self._used_at[row] = at
 
     def remove(self, key: bytes) -> list[Removed]:
-        """Forget a record and all that continue it; those that were settled."""
+        """Forget a record and all that continue it; returns those that were settled."""
         row = self._rows.get(key)
         return [] if row is None else self._remove_tree(row)
 
     def evict(self, row: int, extent: int, holds: Callable[[bytes], bool]) -> list[Removed]:
-        """Forget the record in a row, if it is still in `extent`; what left the index.
+        """Forget the record in a row, if it is still in `extent`; returns what left the index.
 
-        What continues it stays where `holds` says that another tier has the chunk, and goes else.
+        What continues it stays if `holds` says that another tier has the chunk, and goes otherwise.
         """
         if self._extent[row] != extent:
             return []
@@ -218,17 +221,17 @@ class Index:
         return removed
 
     def abandon(self, key: bytes, holds: Callable[[bytes], bool]) -> list[Removed]:
-        """Forget a pending record that will not be written; else like `evict`."""
+        """Forget a pending record that will not be written; for the rest see `evict`."""
         row = self._rows.get(key)
         return [] if row is None else self.evict(row, _PENDING, holds)
 
     def close_gap(self, key: bytes) -> list[Removed]:
-        """No other tier has this chunk any more: if it is a gap, what continues it goes."""
+        """No other tier has this chunk: if it is a gap here, drop what continues it."""
         row = self._rows.get(key)
         return self._remove_tree(row) if row is not None and self._extent[row] == _GAP else []
 
     def keys_of(self, namespace: bytes | None) -> Iterator[bytes]:
-        """Keys of one namespace, or of all; the index must not change meanwhile."""
+        """The keys of one namespace, or of all; the index must not change meanwhile."""
         number = None if namespace is None else self.namespaces.numbers.get(namespace, _NONE)
         for key, row in self._rows.items():
             if number is None or self._namespace[row] == number:
@@ -255,7 +258,7 @@ class Index:
         return row
 
     def _grow(self) -> None:
-        """Make many rows at once: a row alone costs an append to every column."""
+        """Add many rows at once, since adding one costs an append to every column."""
         self._keys.extend([b""] * _GROWTH)
         self._read.extend(bytes(_GROWTH))
         self._used_at.frombytes(bytes(_GROWTH * self._used_at.itemsize))
@@ -304,7 +307,7 @@ class Index:
         return removed
 
     def _uncount(self, row: int) -> list[Removed]:
-        """Take a settled record out of the counts; nothing if the row has none."""
+        """Subtract a row's settled record from the counts; returns it, if there is one."""
         if self._extent[row] < 0:
             return []
         self._count(row, -1)
@@ -312,7 +315,7 @@ class Index:
         extent = self._extent[row]
         stored_at, tenant = self.stored_at.get(extent), self.tenant_of.get(extent, DEFAULT_TENANT)
         was_read = self._read[row] == 1
-        cause = EvictionCause.SPACE  # the catalog knows better
+        cause = EvictionCause.SPACE  # the catalog sets the real cause
         return [Removed(self._keys[row], self._length[row], was_read, cause, stored_at, tenant)]
 
     def _highest(self, row: int) -> int:

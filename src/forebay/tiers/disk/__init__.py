@@ -1,4 +1,4 @@
-"""The NVMe tier: append-only regions in directories, the least recently asked for evicted."""
+"""The NVMe tier: append-only regions in directories; the least recently asked for is evicted."""
 
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.tier import DiskTier

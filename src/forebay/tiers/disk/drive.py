@@ -1,7 +1,7 @@
 """One drive: the threads that read and write one directory, and its health.
 
-Reads and writes have threads of their own, so that neither waits behind the other in our queues.
-A call that hangs keeps its thread and its buffer; the drive is then switched off, alone, and what
+Reads and writes have threads of their own, so that neither waits for the other in our queues. A
+call that hangs keeps its thread and its buffer; that drive alone is then switched off, and what
 waits for it is answered.
 """
 
@@ -69,11 +69,11 @@ class Drive:
         *,
         keys: RecordKeys | None = None,
     ) -> None:
-        """Without keys, records are stored as they are."""
+        """Without keys, records are stored unencrypted."""
         self.directory = directory
         self.region_log = region_log
         self.health = Health(options)
-        self.assigned_bytes = 0  # given to this drive; the tier spreads by it
+        self.assigned_bytes = 0  # bytes given to this drive; the tier balances by it
         self.read_bytes = 0
         self.written_bytes = 0
         self._catalog = catalog
@@ -90,12 +90,12 @@ class Drive:
         ]
 
     def check_cap(self, cap_bytes: int) -> None:
-        """A cap larger than the file system is a DirectoryError; a drive that fails has no say."""
+        """A DirectoryError if the cap exceeds the file system; a failing drive raises nothing."""
         with contextlib.suppress(OSError):
             refuse_too_large(self._disk, self.directory, cap_bytes)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
@@ -113,24 +113,24 @@ class Drive:
             drop(job, reason)
 
     def probe(self, done: Callable[[str], None]) -> None:
-        """Write, read and verify a record in the lock file; the reason, if that fails."""
+        """Write, read and verify a record in the lock file; tells `done` why that failed, or ""."""
         if not self.health.is_on:
             done(MissReason.TIER_OFF)
         else:
             self._probe_record.begin(self.submit_store, self.submit_load, done)
 
     def erase(self, namespace: bytes | None, *, scrub: bool) -> int:
-        """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
+        """Wipe a namespace's records, or all, wherever they lie here; returns how many."""
         eraser = Eraser(self.region_log, self._catalog, self._disk, self._failed, scrub)
         return eraser.erase(namespace)
 
     def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
-        """What tenants may hold in this directory, and their weights; does not wait."""
+        """Set what tenants may hold in this directory, and their weights; does not wait."""
         self.region_log.set_quotas(quotas)
         self._queue.weigh({tenant: quota.weight for tenant, quota in quotas.items()})
 
     def remember_forgotten(self, tenants: frozenset[bytes]) -> str:
-        """Write down that nothing of these tenants is served; why that cannot be done, if so."""
+        """Note on the drive that these tenants are not served; "" or why that failed."""
         try:
             with self.region_log.uses.one():
                 write_forgotten(self._disk, self.directory, tenants)
@@ -141,7 +141,7 @@ class Drive:
         return ""
 
     def tick(self, now: float) -> None:
-        """Look at deadlines, and begin what is due; called every `tick_s`, must not wait."""
+        """Check deadlines, and begin what is due; called every `tick_s`, must not wait."""
         self._barrier.call("a drive's timers", self._tick, now)
 
     def _tick(self, now: float) -> None:
@@ -159,13 +159,13 @@ class Drive:
             self._trimming.begin()
 
     def close(self, timeout_s: float) -> None:
-        """Finish what was accepted, seal, and close what no thread can touch any more."""
+        """Finish what was accepted, seal regions, close all that no thread can touch any more."""
         if not self.health.is_on:
             self._answer_waiting()
         if not self._queue.drain(timeout_s):
             self._answer_waiting()
             _log.warning("%s: calls in flight did not end in time", self.directory.path)
-            return  # hung threads still use the descriptors; the kernel closes them with us
+            return  # hung threads still use the descriptors, which the kernel closes at exit
         for thread in self._threads:
             thread.join(timeout_s)
         if not self.region_log.uses.close(timeout_s):
@@ -205,7 +205,7 @@ class Drive:
         found = _verify(page, job, count, self._keys)
         if isinstance(found, Damage):
             if job.region.is_gone:
-                return Miss(MissReason.ABSENT)  # zeros, or what another file has
+                return Miss(MissReason.ABSENT)  # zeros, or another file's bytes
             if found not in SOUND:  # verify: a claim costs nobody a record
                 key = short(job.name.key)
                 self._catalog.forget(key, job.place, EvictionCause.DAMAGED)
@@ -244,7 +244,7 @@ class Drive:
             if refused is None:
                 refused = self._settle(region, header, offset)
                 is_settled = True
-        finally:  # whatever goes wrong, for want of memory for example: both are free again
+        finally:  # whatever fails, for lack of memory for example, both are released
             if not is_settled:
                 self._catalog.abandon(key)
             self.region_log.end_use(region, offset)
@@ -253,7 +253,7 @@ class Drive:
     def _store_at(
         self, job: StoreJob, buffers: "WriteBuffers", region: Region, data_key: DataKey | None
     ) -> StoreOutcome:
-        """Write a record that nobody is to find, or zeros in its place."""
+        """Write a record of a probe at a given place, or zeros over it."""
         if job.is_wiping:
             written = [memory.allocate(record_bytes(job.length))]
         else:
@@ -267,7 +267,7 @@ class Drive:
         place = RecordPlace(region.number, offset, header.length)
         if self._catalog.settle(short(header.name.key), place):
             return None
-        # Forgotten while it was written: a walk must not find it.
+        # Its tenant was forgotten meanwhile: a walk must not find it.
         try:
             wipe_header(self._disk, region, offset)
             payload_at = offset + PAGE_BYTES
@@ -318,24 +318,24 @@ class Drive:
 
 
 class WriteBuffers:
-    """The memory of one writer thread: a page for a header, and room for what is encrypted."""
+    """A writer thread's memory: a page for the header, and room for an encrypted payload."""
 
     def __init__(self) -> None:
         self._page = memory.allocate(PAGE_BYTES)
-        self._sealed = self._page  # as large as the largest record so far
+        self._sealed = self._page  # grows to the largest record so far
 
     def fill(
         self, job: StoreJob, position: Position, key: DataKey | None
     ) -> tuple[RecordHeader, list[memoryview]]:
-        """A record for its place: its header, and what is to be written, in order.
+        """Make a record for its place: its header, and the buffers to write, in order.
 
-        The source is not changed but for its padding: others may read it meanwhile.
+        The source is not changed, except its padding: others may read it meanwhile.
         """
         length, padded = job.length, memory.padded(job.length)
         digest = job.digest or Digest(payload_hash(job.source[:length]))
         header = RecordHeader(job.name, length, digest.payload_hash, shards=digest.shards)
         if key is None:
-            job.source[length:padded] = bytes(padded - length)  # else another's, perhaps
+            job.source[length:padded] = bytes(padded - length)  # it may hold another record's bytes
             pack(header, self._page, position.pack())
             return header, [self._page, job.source[:padded]]
         size = record_bytes(length)
@@ -348,7 +348,7 @@ class WriteBuffers:
 def _verify(
     page: memoryview, job: LoadJob, count: int, keys: RecordKeys | None
 ) -> RecordHeader | Damage:
-    """The header of what was read, if that is the wanted record bit for bit, or why it is not."""
+    """The header that was read, if this is the wanted record bit for bit, or why it is not."""
     length = job.place.length
     if count < record_bytes(length):  # verify: whole read
         return Damage.CUT

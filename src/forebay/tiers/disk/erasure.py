@@ -1,14 +1,14 @@
-"""Erasure: records that are deleted for good, wherever a copy of them lies.
+"""Erasure: deletes records for good, wherever a copy of them lies.
 
-The index knows the last copy of a key only; older ones, forgotten but not evicted yet, would come
-back with a later start. So every region's table of contents is gone through. Records are wiped
-first and the table follows: after a crash in between, a table lists what is gone, which a load
-notices, or is not believed any more, and then the region is walked. Erasing again finishes it.
+The index knows only the last copy of a key; older copies, forgotten but not evicted yet, would come
+back at a later start. So every region's table of contents is searched. Records are wiped first and
+the table afterwards: after a crash in between, a table lists records that are gone, which a load
+notices, or it is not believed any more and the region is walked. Erasing again finishes it.
 
-Payloads are zeroed with their headers, and so is everything between records: there lie payloads of
-records that were evicted, or whose writes were cut off, in a file that is used again. Zeroing has
-the file system say that pages are zeros; a scrub writes zeros over their blocks, and flushes. What
-a drive keeps beneath its file system is beyond reach.
+Payloads are zeroed with their headers, and so is everything between records: in a reused file there
+lie payloads of records that were evicted, or whose writes were cut off. Zeroing has the file system
+note that pages are zeros; a scrub writes zeros over their blocks, and flushes. What a drive keeps
+below its file system is out of reach.
 """
 
 import logging
@@ -32,21 +32,21 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Eraser:
-    """Erases in one directory; on a thread that may wait for the medium."""
+    """Erases records in one directory, on a thread that may wait for the medium."""
 
     region_log: RegionLog
     catalog: Catalog[Region]
     disk: Disk
-    failed: Callable[[], None]  # hears of each record that the medium refuses to lose
-    scrub: bool = False  # write zeros and flush, where else blocks may keep what they had
+    failed: Callable[[], None]  # called for each record that the medium refuses to delete
+    scrub: bool = False  # write zeros and flush, so that blocks do not keep their bytes
 
     def erase(self, namespace: bytes | None) -> int:
-        """Wipe a namespace's records, or all; how many. What was refused can be erased again."""
+        """Wipe a namespace's records, or all; returns how many. Failed ones can be erased again."""
         count = 0
         with self.region_log.erasing():
             for region in self.region_log.regions():
                 if not self.region_log.pin(region):
-                    continue  # evicted meanwhile, and its records with it
+                    continue  # evicted meanwhile, with its records
                 try:
                     count += self._erase_in(region, namespace)
                 finally:
@@ -69,7 +69,7 @@ class Eraser:
             if wiped:
                 self.region_log.drop_entries(region, wiped, contents)
             if wiped and was_sealed:
-                unseal(self.disk, region)  # before its table goes with the gaps
+                unseal(self.disk, region)  # before its table is zeroed with the gaps
             self._erase_gaps(region, contents, wiped)
         except OSError as error:
             self.failed()
@@ -79,7 +79,7 @@ class Eraser:
         return len(wiped)
 
     def _erase_one(self, region: Region, entry: ContentsEntry) -> bool:
-        # A record that was stored since the erasure began must not be promised any more.
+        # Even a record stored since the erasure began must not be promised any more.
         place = RecordPlace(region.number, entry.offset, entry.length)
         self.catalog.forget(short(entry.key), place)
         try:
@@ -90,7 +90,7 @@ class Eraser:
         return True
 
     def _erase_gaps(self, region: Region, contents: bytes, wiped: set[int]) -> None:
-        """Zero what no record lies in: it may hold one that was forgotten, evicted or cut off."""
+        """Zero everything between records, where forgotten or cut-off records may lie."""
         with self.region_log.gaps(region, contents, wiped) as gaps:
             for start, end in gaps:
                 size_bytes = end - start
@@ -101,7 +101,7 @@ class Eraser:
 
 
 def wipe_header(disk: Disk, region: Region, offset: int) -> None:
-    """Write over a record's header; OSError if that cannot be done."""
+    """Overwrite a record's header; OSError if that fails."""
     page = memory.allocate(PAGE_BYTES)
     page[:] = erased_page()
     write_whole(disk, region.descriptor, [page], offset)

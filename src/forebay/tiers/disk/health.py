@@ -1,4 +1,4 @@
-"""A drive's error budget: too many failures in a window switch it off, a probe switches it on."""
+"""A drive's error budget: too many failures within a window switch it off, a probe back on."""
 
 import threading
 from collections import deque
@@ -7,7 +7,7 @@ from forebay.tiers.disk.options import Options
 
 
 class Health:
-    """Whether a drive is used. The lock guards all of it."""
+    """Whether a drive is in use. The lock guards all of this."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -19,11 +19,11 @@ class Health:
 
     @property
     def is_on(self) -> bool:
-        """Whether the drive takes work."""
+        """Whether the drive is in use."""
         return self._is_on
 
     def failed(self, now: float) -> bool:
-        """Count a failure; True if this one switched the drive off."""
+        """Count a failure; True if that switched the drive off."""
         with self._lock:
             self.errors += 1
             self._errors.append(now)
@@ -32,14 +32,14 @@ class Health:
         return exhausted and self.switch_off(now)
 
     def switch_off(self, now: float) -> bool:
-        """Use the drive no more until a probe succeeds; True if it was on."""
+        """Stop using the drive until a probe succeeds; True if it was on."""
         with self._lock:
             was_on, self._is_on = self._is_on, False
             self._probe_at = now + self._options.probe_interval_s
             return was_on
 
     def probe_due(self, now: float) -> bool:
-        """Whether it is time to try a drive that is off; says so once an interval."""
+        """Whether a drive that is off is to be probed now; True once per interval."""
         with self._lock:
             if self._is_on or now < self._probe_at:
                 return False

@@ -1,4 +1,4 @@
-"""What an operator, or a test, may choose about the NVMe tier. Every limit of the tier is here."""
+"""Options of the NVMe tier, for operators and tests, with every limit of the tier."""
 
 from dataclasses import dataclass
 
@@ -19,18 +19,18 @@ class Directory:
 class Options:
     """Limits, each with its unit; the defaults suit NVMe drives and records of a few MiB."""
 
-    region_bytes: int = 256 * MIB  # less where the cap is small: at least 8 regions a directory
+    region_bytes: int = 256 * MIB  # smaller under a small cap: at least 8 regions a directory
     read_depth: int = 8  # reads in flight a directory
     write_depth: int = 4  # writes in flight a directory; one while there are reads
     read_queue_max: int = 4096  # loads waiting a directory; more are misses
     write_queue_bytes: int = 256 * MIB  # stores waiting a directory; more are dropped
-    errors_max: int = 8  # within the window: then the directory is switched off
+    errors_max: int = 8  # failures within the window that switch the directory off
     error_window_s: float = 60.0
     hang_s: float = 10.0  # a call in flight this long switches the directory off
     probe_interval_s: float = 10.0  # how often a directory that is off is tried again
     tick_s: float = 0.05  # how often deadlines are looked at
-    keyring: Keyring | None = None  # records are encrypted; None: they are not
-    full_pause_s: float = 1.0  # how long a full file system is left alone before the next try
+    keyring: Keyring | None = None  # keys for encryption; None: records are not encrypted
+    full_pause_s: float = 1.0  # pause after the file system was full
 
     def __post_init__(self) -> None:
         assert self.read_depth > 0

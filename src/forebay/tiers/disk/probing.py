@@ -1,8 +1,8 @@
-"""A record that proves a drive's way: through its queues and threads, to the medium and back.
+"""Probes a drive with a record that goes through its queues and threads, to the medium and back.
 
-It lies in the directory's lock file and not in a region, so that no record is evicted for it, no
-start finds it and no index knows it. One at a time: while a drive has not answered the last one,
-the next is refused.
+The record lies in the directory's lock file and not in a region, so that no record is evicted for
+it, and no start or index finds it. One probe at a time: until a drive has answered, the next is
+refused.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.directory import LOCK_NAME
 from forebay.tiers.disk.regions.region import Region
 
-_NEVER: Final = float("inf")  # whoever waits for a probe gives up by a clock of its own
+_NEVER: Final = float("inf")  # a probe has no deadline here: its caller has one
 _NAMESPACE: Final = bytes(NAMESPACE_BYTES)
 
 
@@ -35,7 +35,7 @@ class RecordProbe:
     """The probe of one drive. Any thread may call."""
 
     def __init__(self, lock: int) -> None:
-        # No generation is 0: what lies here can be taken for no record of a region.
+        # No region has generation 0, so this is never taken for a region's record.
         self._region = Region(0, LOCK_NAME, 0, lock, 2 * PAGE_BYTES)
         self._turn = threading.Lock()  # held while a probe is under way
 
@@ -45,7 +45,7 @@ class RecordProbe:
         load: Callable[[LoadJob], None],
         done: Callable[[str], None],
     ) -> None:
-        """Store a record of random bytes, load it and wipe it; then say what failed, if anything.
+        """Store a random record, load it and wipe it; `done` is then told what failed, or "".
 
         `done` is called on one of the drive's threads, or at once.
         """
@@ -68,7 +68,7 @@ class RecordProbe:
             load(LoadJob(name, self._region, place, target, loaded, _NEVER))
 
         def loaded(outcome: LoadOutcome) -> None:
-            # A hit is exact: the key is new each time, and the hash is of these bytes.
+            # A hit proves it: the key is new each time, and the hash is of these bytes.
             failure = outcome.reason if isinstance(outcome, Miss) else ""
             memory.zero(source)
             wiped = partial(ended, failure)
@@ -79,6 +79,6 @@ class RecordProbe:
             end(failure or (outcome.reason if isinstance(outcome, Dropped) else ""))
 
         with contextlib.ExitStack() as undo:
-            undo.callback(self._turn.release)  # if it cannot begin, the next one may
+            undo.callback(self._turn.release)  # if this one cannot begin, the next one may
             store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
             undo.pop_all()

@@ -1,7 +1,7 @@
-"""What waits for one drive: loads before stores, each with its own depth and its own bound.
+"""The queues of one drive: loads before stores, each with its own depth and limit.
 
-Loads of several tenants take turns by weight. Stores come in the order in which they are put: the
-pool hands out few at a time, and has let the tenants take turns.
+Loads of several tenants take turns by weight. Stores keep the order in which they are queued: the
+pool hands out few at a time, and has already let the tenants take turns.
 """
 
 import threading
@@ -33,7 +33,7 @@ class LoadJob:
     place: RecordPlace
     target: memoryview
     done: Callable[[LoadOutcome], None]
-    deadline: float  # monotonic; not begun by then: a miss
+    deadline: float  # monotonic; a miss if not begun by then
     started: float = 0.0
 
 
@@ -45,17 +45,17 @@ class StoreJob:
     source: memoryview
     length: int
     done: Callable[[StoreOutcome], None]
-    digest: Digest | None = None  # of the payload, where it is known
-    region: Region | None = None  # that it goes to, at its first byte; None: wherever is room
-    is_wiping: bool = False  # zeros are written there, and no record
+    digest: Digest | None = None  # of the payload, if it is known
+    region: Region | None = None  # write at this region's first byte; None: wherever there is room
+    is_wiping: bool = False  # write zeros there instead of a record
     started: float = 0.0
 
 
 class JobQueue:
-    """Two queues and what is in flight of each.
+    """Two queues, and what is in flight from each.
 
-    One lock guards everything here; the conditions say which kind of thread has something to do.
-    `done` is never called under it.
+    One lock guards everything here; each condition is for the threads that wait for one kind of
+    work. `done` is never called under the lock.
     """
 
     def __init__(self, options: Options) -> None:
@@ -72,12 +72,12 @@ class JobQueue:
         self._closed = False
 
     def weigh(self, weights: dict[bytes, int]) -> None:
-        """Tenants' weights from now on, by id."""
+        """Set tenants' weights, by id."""
         with self._lock:
             self._loads.weigh(weights)
 
     def put_load(self, job: LoadJob) -> MissReason | None:
-        """Queue a load, or say why not."""
+        """Queue a load, or return why not."""
         with self._lock:
             if self._closed:
                 return MissReason.TIER_OFF
@@ -90,7 +90,7 @@ class JobQueue:
         return None
 
     def put_store(self, job: StoreJob) -> DropReason | None:
-        """Queue a store, or say why not."""
+        """Queue a store, or return why not."""
         with self._lock:
             if self._closed:
                 return DropReason.TIER_OFF
@@ -102,7 +102,7 @@ class JobQueue:
         return None
 
     def take_load(self, now: Callable[[], float]) -> LoadJob | None:
-        """Wait for a load; None once closed."""
+        """Wait for a load; None once the queue is closed."""
         with self._lock:
             while not self._loads:
                 if self._closed:
@@ -114,10 +114,10 @@ class JobQueue:
             return job
 
     def take_store(self, now: Callable[[], float]) -> StoreJob | None:
-        """Wait for a store; None once closed and empty.
+        """Wait for a store; None once the queue is closed and empty.
 
-        While loads wait or are in flight one store at a time goes on: somebody waits for a load,
-        and nobody for a store, but a writer that never gets its turn would have to drop everything.
+        While loads wait or are in flight, only one store at a time runs: somebody waits for a load,
+        and nobody for a store, but without a turn writers would have to drop everything.
         """
         with self._lock:
             while not self._stores or ((self._loads or self._loading) and self._storing):
@@ -130,15 +130,15 @@ class JobQueue:
             return job
 
     def end_load(self, job: LoadJob) -> None:
-        """A taken load has ended."""
+        """A load that was taken has ended."""
         with self._lock:
             self._loading.remove(job)
             if not (self._loads or self._loading):
-                self._wake_writers(len(self._stores))  # they may use their full depth again
+                self._wake_writers(len(self._stores))  # writers may use their full depth again
             self._idle.notify_all()
 
     def end_store(self, job: StoreJob) -> None:
-        """A taken store has ended."""
+        """A store that was taken has ended."""
         with self._lock:
             self._storing.remove(job)
             self._stores_bytes -= job.length
@@ -146,19 +146,19 @@ class JobQueue:
             self._idle.notify_all()
 
     def oldest(self) -> float | None:
-        """When the longest-running call in flight began."""
+        """When the longest-running call in flight began; None if there is none."""
         with self._lock:
             started = [job.started for job in self._loading]
             started += [job.started for job in self._storing]
             return min(started, default=None)
 
     def read_descriptors(self) -> set[int]:
-        """Of what loads are reading, or wait for."""
+        """Descriptors that loads are reading, or wait to read."""
         with self._lock:
             return {job.region.descriptor for job in (*self._loads, *self._loading)}
 
     def expire(self, now: float) -> None:
-        """Answer loads whose deadline passed while they waited."""
+        """Answer the loads whose deadline has passed while they waited."""
         with self._lock:
             late = self._loads.remove(lambda job: job.deadline <= now)
             if late:
@@ -167,19 +167,19 @@ class JobQueue:
             job.done(Miss(MissReason.DEADLINE))
 
     def flush(self) -> list[StoreJob]:
-        """Answer every waiting load with a miss; waiting stores are the caller's to answer."""
+        """Answer every waiting load with a miss; the caller has to answer the waiting stores."""
         with self._lock:
             loads = self._loads.remove(lambda _: True)
             stores, self._stores = self._stores, deque()
             self._stores_bytes -= sum(job.length for job in stores)
-            self._store_ready.notify_all()  # at the end, those who wait for nothing may go
+            self._store_ready.notify_all()  # when closed, idle writers may end
             self._idle.notify_all()
         for job in loads:
             job.done(Miss(MissReason.TIER_OFF))
         return list(stores)
 
     def drain(self, timeout_s: float) -> bool:
-        """Accept nothing more and wait until all that was accepted has ended."""
+        """Accept nothing more, and wait until everything accepted has ended; whether it has."""
         with self._lock:
             self._closed = True
             self._load_ready.notify_all()
@@ -187,9 +187,9 @@ class JobQueue:
             return self._idle.wait_for(self._is_idle, timeout_s)
 
     def _wake_writers(self, count: int) -> None:
-        """As many as have something to do: each that wakes in vain costs all other threads time."""
+        """Wake as many writers as have something to do; others would only cost time."""
         if self._closed:
-            self._store_ready.notify_all()  # those for whom nothing is left end
+            self._store_ready.notify_all()  # writers with nothing left to do end
         elif count:
             self._store_ready.notify(count)
 
@@ -198,5 +198,5 @@ class JobQueue:
 
 
 def drop(job: StoreJob, reason: DropReason) -> None:
-    """Answer a store that was not done."""
+    """Answer a store that was not carried out."""
     job.done(Dropped(reason))

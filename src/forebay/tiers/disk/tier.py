@@ -1,4 +1,4 @@
-"""The tier itself: opens directories with what they hold and spreads records over them."""
+"""The disk tier itself: opens the directories and spreads records over their drives."""
 
 import logging
 import threading
@@ -67,9 +67,9 @@ class DiskTier(Tier):
     ) -> None:
         self._drives = drives
         self._missing: list[str] = []  # directories that could not be opened
-        self._keys: DataKeys | None = None  # of encrypted records
+        self._keys: DataKeys | None = None  # keys of encrypted records, if any
         self._forgotten: frozenset[bytes] = frozenset()  # tenants, by id
-        self._remembering = threading.Lock()  # held while another is written down
+        self._remembering = threading.Lock()  # held while a forgotten tenant is noted
         self._caps_bytes = caps_bytes
         self._catalog = catalog
         self._options = options
@@ -88,10 +88,11 @@ class DiskTier(Tier):
         world: World | None = None,
         listener: TierListener | None = None,
     ) -> Self:
-        """Open the directories and find what they hold; DirectoryError if one cannot be used.
+        """Open the directories and find their records; DirectoryError if one cannot be used.
 
-        One whose medium fails is left out until the next start. A record whose parent is evicted
-        stays while the listener says that another tier has the parent's chunk, until `lost`.
+        A directory whose medium fails is left out until the next start. A record whose parent is
+        evicted stays while the listener says that another tier has the parent's chunk, until
+        `lost`.
         """
         options, world = options or Options(), world or World()
         catalog: Catalog[Region] = Catalog(listener)
@@ -145,7 +146,7 @@ class DiskTier(Tier):
             return
         region, place = found
         if memory.padded(place.length) > target.nbytes:
-            done(Miss(MissReason.WRONG_RECORD))  # of another shape than was asked for
+            done(Miss(MissReason.WRONG_RECORD))  # of another size than was asked for
             return
         drive = self._drives[region.drive]
         drive.submit_load(LoadJob(name, region, place, target, done, deadline))
@@ -219,7 +220,7 @@ class DiskTier(Tier):
 
     def remember_forgotten(self, tenant: bytes) -> str:
         """See Tier."""
-        with self._remembering:  # else each of two would leave out the other's
+        with self._remembering:  # otherwise two calls could each leave out the other's
             return self._remember_one_more(tenant)
 
     def _remember_one_more(self, tenant: bytes) -> str:
@@ -234,7 +235,7 @@ class DiskTier(Tier):
         return ""
 
     def _remember_no_more(self, count: int, failure: str) -> str:
-        """A directory cannot remember a tenant: the first ones, which do, have to let it be."""
+        """One directory cannot note a forgotten tenant, so undo it in those that did."""
         left = [drive.remember_forgotten(self._forgotten) for drive in self._drives[:count]]
         if any(left):
             failure += "; the next start forgets it where it can"
@@ -296,7 +297,7 @@ class DiskTier(Tier):
                 self._keys.rotate()
 
     def _in_use(self) -> ExitStack:
-        """Until it ends no directory is closed; an OSError if one is closing."""
+        """While this lasts no directory is closed; an OSError if one is closing."""
         with ExitStack() as uses:
             for drive in self._drives:
                 uses.enter_context(drive.region_log.uses.one())
@@ -344,7 +345,7 @@ class DiskTier(Tier):
             drive.close(max(0.0, until - self._clock.monotonic()))
 
     def _choose(self, length: int) -> Drive | DropReason:
-        """The drive that carries least for its size."""
+        """The drive with the least assigned for its size, or why there is none."""
         healthy = [
             (drive.assigned_bytes / cap_bytes, drive.region_log.drive, drive)
             for drive, cap_bytes in zip(self._drives, self._caps_bytes, strict=True)
@@ -378,7 +379,7 @@ def _destroy_keys(
     tenants: Iterable[bytes],
     use: Callable[[], ExitStack] = ExitStack,
 ) -> list[str]:
-    """Destroy the data keys of tenants, each within a use of the directories; why one is left."""
+    """Destroy tenants' data keys while the directories are in use; why one is left, if so."""
     failures: list[str] = []
     if keys is None:
         return failures
@@ -394,7 +395,7 @@ def _destroy_keys(
 def _finish_forgetting(
     opened: Sequence[RecoveredDirectory], catalog: Catalog[Region], world: World
 ) -> frozenset[bytes]:
-    """Remove what is left of tenants that were forgotten before, wherever it is remembered."""
+    """Remove what is left of tenants that any directory remembers as forgotten."""
     remembered = [read_forgotten(world.disk, taken.directory) for taken in opened]
     forgotten = frozenset().union(*remembered)
     for taken, known in zip(opened, remembered, strict=True):
@@ -417,7 +418,7 @@ def _finish_forgetting(
 def _recover(
     directories: Sequence[Directory], catalog: Catalog[Region], options: Options, world: World
 ) -> tuple[dict[Directory, RecoveredDirectory], list[str]]:
-    """Open directories; also the paths of those whose medium fails. DirectoryError: none is."""
+    """Open the directories; also returns paths whose medium fails. A DirectoryError closes all."""
     opened: dict[Directory, RecoveredDirectory] = {}
     missing: list[str] = []
     for wanted in directories:

@@ -1,7 +1,8 @@
-"""What uses a directory's files beside its readers and writers; closing them waits for that.
+"""Counts the uses of a directory's files, so that it is closed only after they have ended.
 
-A descriptor's number is given to another file once it is closed: whoever still had it would write
-there. So whatever works on a directory counts as a use of it, and none begins once it is closing.
+After a descriptor is closed, its number is given to another file, and whoever still used it would
+write there. So everything that works on a directory, besides its readers and writers, counts as a
+use, and no use begins once it is closing.
 """
 
 import contextlib
@@ -16,25 +17,25 @@ class DirectoryUses:
     """The uses of one directory. Any thread may call."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards both
+        self._changed = threading.Condition()  # guards both fields
         self._count = 0
         self._is_closed = False
 
     def begin(self) -> bool:
-        """Keep the directory from being closed until `end`; False if it is closing already."""
+        """Begin a use, which keeps the directory open until `end`; False if it is closing."""
         with self._changed:
             self._count += not self._is_closed
             return not self._is_closed
 
     def end(self) -> None:
-        """End what has begun."""
+        """End a use."""
         with self._changed:
             self._count -= 1
             self._changed.notify_all()
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """A use; an OSError that says so if the directory is closing."""
+        """A use as a context; an OSError if the directory is closing."""
         if not self.begin():
             raise OSError(errno.ESHUTDOWN, "it is being closed")
         try:
@@ -43,14 +44,14 @@ class DirectoryUses:
             self.end()
 
     def close(self, timeout_s: float) -> bool:
-        """Let none begin and wait for those under way; False if they last too long."""
+        """Begin no more uses, and wait for those under way; False if they take too long."""
         with self._changed:
             self._is_closed = True
             return self._changed.wait_for(lambda: not self._count, timeout_s)
 
 
 class SideWork:
-    """Work that may wait for a directory's medium, on a thread of its own, one at a time."""
+    """Work that may wait for a directory's medium, on a thread, one run at a time."""
 
     def __init__(
         self, name: str, work: Callable[[], None], uses: DirectoryUses, barrier: Barrier
@@ -61,14 +62,14 @@ class SideWork:
         self._is_busy = False
 
     def begin(self) -> None:
-        """Do it now, unless it is being done or no thread can be had; by one thread."""
+        """Run it now, unless it is running or no thread can be started; by one thread."""
         if self._is_busy:
             return
         self._is_busy = True
         thread = threading.Thread(target=self._run, name=f"forebay-{self._name}", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system has none for us now: the next call may
+        except RuntimeError:  # no thread can be started now; the next call may do it
             self._is_busy = False
 
     def _run(self) -> None:

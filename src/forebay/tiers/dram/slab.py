@@ -3,10 +3,10 @@
     arena a    [a * arena, (a + 1) * arena)
     slot s     [a * arena + s * slot, … + slot), one chunk; no slot straddles an arena
 
-An arena belongs to one class of slot sizes while one of its slots is taken, and to none before and
-after, so that models of different shape share the slab. All of its memory is taken before it is
-used: the slab begins with as much as its cap, grows by segments of whole arenas when the cap is
-raised, and gives arenas back when it is lowered. Not thread-safe: the pool's thread owns it.
+An arena belongs to one class of slot sizes while any of its slots is taken, and to none otherwise,
+so that models of different shapes share the slab. All memory is taken before it is used: the slab
+begins with as much as its cap, grows by segments of whole arenas when the cap is raised, and gives
+arenas back when it is lowered. Not thread-safe: the pool's thread owns it.
 """
 
 import logging
@@ -18,7 +18,7 @@ from forebay.sys.shared import Segment, SharedMemory
 
 ARENA_BYTES_MAX: Final = 256 << 20
 _ARENAS_MIN: Final = 8
-_STEPS: Final = 32  # classes a doubling: at most a thirty-second of a slot is waste
+_STEPS: Final = 32  # classes per doubling: at most a thirty-second of a slot is wasted
 _log: Final = logging.getLogger(__name__)
 
 
@@ -47,22 +47,22 @@ class Arena:
     number: int
     slot_bytes: int
     free: list[int]  # offsets in the slab
-    taken: set[int] = field(default_factory=set)  # likewise
+    taken: set[int] = field(default_factory=set)  # offsets of taken slots
 
 
 class Slab:
     """Slots of shared memory under a cap."""
 
     def __init__(self, memory: SharedMemory, arena_bytes: int) -> None:
-        """A slab of all that the memory has."""
+        """A slab that uses all of this memory."""
         self.memory = memory
         self.arena_bytes = arena_bytes
         self._arenas_max = 0
-        self._segments = 0  # of the memory, that the arenas are of
-        self._arenas: set[int] = set()  # that have memory
+        self._segments = 0  # number of the memory's segments that the slab uses
+        self._arenas: set[int] = set()  # arenas that have memory
         self.given_back: list[int] = []  # arenas that had it: a GPU may still know their old pages
-        self._idle: list[int] = []  # of the arenas, without a class
-        self._used: dict[int, Arena] = {}  # of them, with one
+        self._idle: list[int] = []  # arenas without a class
+        self._used: dict[int, Arena] = {}  # arenas with a class
         self._classes: dict[int, set[int]] = {}  # slot size → arenas with a free slot
         self.taken_bytes = 0
         self.resize(memory.size_bytes)
@@ -79,7 +79,7 @@ class Slab:
 
     @property
     def node_bytes(self) -> dict[int, int]:
-        """By memory node, where its pages were when it was looked at; empty: not known."""
+        """Bytes by memory node, when last looked up; empty if not known."""
         return self.memory.bytes_on_nodes
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -87,11 +87,11 @@ class Slab:
         return self.memory.view[offset : offset + padded(length)]
 
     def payload(self, offset: int, length: int) -> memoryview:
-        """A payload in its slot, without what pads it."""
+        """A payload in its slot, without the padding."""
         return self.memory.view[offset : offset + length]
 
     def take(self, slot_bytes: int) -> int | None:
-        """A free slot of this class, in a new arena if need be and one is to be had."""
+        """A free slot of this class, if necessary in a new arena; None if there is none."""
         partial = self._classes.get(slot_bytes)
         if not partial and not self._open_arena(slot_bytes):
             return None
@@ -105,7 +105,7 @@ class Slab:
         return offset
 
     def give(self, offset: int) -> None:
-        """A slot is free again; an arena whose slots all are belongs to no class."""
+        """Free a slot; an arena whose slots are all free belongs to no class."""
         arena = self._used[offset // self.arena_bytes]
         arena.taken.remove(offset)
         arena.free.append(offset)
@@ -120,7 +120,7 @@ class Slab:
         self._shrink()
 
     def arena_numbers(self) -> list[int]:
-        """Every arena that can be used, with a class or without."""
+        """The numbers of all arenas that can be used, with or without a class."""
         return sorted([*self._idle, *self._used])
 
     def taken_slots(self, number: int) -> list[tuple[int, int]]:
@@ -129,16 +129,16 @@ class Slab:
         return [] if arena is None else [(offset, arena.slot_bytes) for offset in arena.taken]
 
     def take_free(self, number: int) -> list[tuple[int, int]]:
-        """Take every free slot of an arena, all of an idle one: offset and size of each.
+        """Take every free slot of an arena, or all of an idle one; offset and size of each.
 
-        They hold no chunk and count for none; `give_free` gives each back.
+        These slots hold no chunk; `give_free` frees each of them again.
         """
         if number in self._idle:
             self._idle.remove(number)
             self._used[number] = Arena(number, self.arena_bytes, [number * self.arena_bytes])
         arena = self._used.get(number)
         if arena is None:
-            return []  # given back meanwhile
+            return []  # the arena was given back meanwhile
         slots = [(offset, arena.slot_bytes) for offset in arena.free]
         arena.taken.update(arena.free)
         arena.free.clear()
@@ -151,7 +151,7 @@ class Slab:
         self.give(offset)
 
     def remainder(self, number: int) -> memoryview:
-        """What an arena has behind its last slot."""
+        """What follows an arena's last slot."""
         arena = self._used.get(number)
         size_bytes = 0 if arena is None else self.arena_bytes % arena.slot_bytes
         return self.payload((number + 1) * self.arena_bytes - size_bytes, size_bytes)
@@ -169,20 +169,19 @@ class Slab:
         return list(self._used.values())
 
     def missing_bytes(self, cap_bytes: int) -> int:
-        """What must be added to the memory before this can be the cap: whole arenas."""
+        """What must be added to the memory for this cap: whole arenas."""
         arenas = cap_bytes // self.arena_bytes - len(self._arenas)
         return max(0, arenas) * self.arena_bytes
 
     def new_segments(self) -> list[Segment]:
-        """What was added to the memory, and is used after the next `resize`."""
+        """Segments added to the memory, which the next `resize` begins to use."""
         return self.memory.segments[self._segments :]
 
     def resize(self, cap_bytes: int) -> int:
-        """Live under another cap; how many arenas must still be emptied for it to hold.
+        """Change the cap; returns how many arenas must still be emptied for it to hold.
 
-        What was added to the memory is used from now on. An arena that was given back never is: an
-        engine's GPU that has its pages registered goes on reading and writing those, which are not
-        the arena's any more.
+        Added memory is used from now on. An arena that was given back is never used again: if its
+        pages are registered with an engine's GPU, that goes on reading and writing those old pages.
         """
         first = len(self._arenas) + len(self.given_back)
         added = range(first, self.memory.size_bytes // self.arena_bytes)
@@ -194,7 +193,7 @@ class Slab:
         return self.excess()
 
     def excess(self) -> int:
-        """Arenas in use above the cap."""
+        """How many arenas in use exceed the cap."""
         return max(0, len(self._arenas) - self._arenas_max)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Taking host memory for a slab: all that is asked for, before anything is served, or a sentence.
+"""Takes host memory for a slab: all of it before anything is served, or an error in a sentence.
 
 Pages are zeroed as they are taken, 2 GB/s a core, by as many threads as there are cores, up to 16.
-More than the machine has left, or than a cgroup allows, is refused before it is tried: whoever
-tries it is killed. It comes from the memory nodes that its placement chooses.
+If that is more than the machine has left, or than a cgroup allows, it is refused beforehand: a
+process that tried would be killed. The memory comes from the nodes that its placement chooses.
 """
 
 import logging
@@ -26,9 +26,9 @@ _log: Final = logging.getLogger(__name__)
 def take_memory(
     size_bytes: int, placement: NodePlacement = ANYWHERE, *, huge_pages: bool = False
 ) -> SharedMemory:
-    """Memory of this size, which can grow up to the machine's; a StartupError says why not.
+    """Memory of this size, which can grow to the machine's; a StartupError says why not.
 
-    Where a process may not have so many addresses, it cannot grow.
+    If this process may not have so many addresses, it cannot grow.
     """
     total_bytes = total_memory_bytes()
     if size_bytes > total_bytes:
@@ -37,7 +37,7 @@ def take_memory(
             f" {format_size(total_bytes)}; lower --dram."
         )
     memory = _addresses(total_bytes, huge_pages=huge_pages)
-    if isinstance(memory, OSError):  # there may be enough of them if it need not grow
+    if isinstance(memory, OSError):  # there may be enough addresses if it need not grow
         memory = _addresses(size_bytes, huge_pages=huge_pages)
     if isinstance(memory, OSError):
         what = "huge pages" if huge_pages else f"{format_size(size_bytes)} of addresses"
@@ -59,7 +59,7 @@ def _addresses(limit_bytes: int, *, huge_pages: bool) -> SharedMemory | OSError:
 
 
 def add_memory(memory: SharedMemory, size_bytes: int) -> str:
-    """Take so much more; why not, without a full stop, or nothing. Waits: not the pool's thread."""
+    """Take so much more; why that failed, without a full stop, or "". Not on the pool's thread."""
     return _why_not(memory, size_bytes) or _take(memory, size_bytes)
 
 
@@ -103,14 +103,14 @@ def _take(memory: SharedMemory, size_bytes: int) -> str:
         kind = "huge pages" if memory.huge_pages else "memory"
         return f"{wanted} of DRAM are asked for and there is no {kind} for it ({error.strerror})"
     seconds = max(time.monotonic() - begun, 1e-6)
-    if memory.huge_pages or len(memory.segments) == 1:  # of small ones, only before it is used
+    if memory.huge_pages or len(memory.segments) == 1:  # of small pages, only before it is used
         memory.see_nodes()
     _log.info("%s of DRAM taken: %.1f GB/s", wanted, size_bytes / seconds / 1e9)
     return ""
 
 
 def _extend(extend: Callable[..., object], nodes: Collection[int], *, must_be_bound: bool) -> None:
-    """Memory from these nodes; where they cannot be had by name, from any, unless it must be."""
+    """Take memory from these nodes; from any if these cannot be bound, unless they must be."""
     try:
         extend(nodes=nodes)
     except BindingError as error:
@@ -121,7 +121,7 @@ def _extend(extend: Callable[..., object], nodes: Collection[int], *, must_be_bo
 
 
 def _progress(wanted: str, begun: float) -> Callable[[int], None]:
-    """Says now and then how far it is."""
+    """Logs now and then how much is done."""
     shown = begun
 
     def taken(done_bytes: int) -> None:

@@ -1,9 +1,9 @@
-"""Wiping what a slab does not hold any more: a free slot keeps its last bytes until it is used.
+"""Wipes what a slab no longer holds: a free slot keeps its last bytes until it is reused.
 
-One arena at a time: its free slots are taken, so that nobody is given them, zeroed on the caller's
-thread, and given back. What lies behind the chunks in its other slots, less than an eighth of an
-arena, is zeroed on the slab's own thread. A slot that an engine is filling keeps what its chunk
-will lie in.
+This handles one arena at a time: its free slots are taken, so that nobody is given them, zeroed on
+the caller's thread, and given back. What follows the chunks in its other slots, less than an eighth
+of an arena, is zeroed on the slab's own thread. A slot that an engine is filling keeps the part
+that its chunk will use.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ OnOwner = Callable[[Callable[[], object]], bool]  # do it on the slab's thread; 
 
 
 def wipe_free(slab: Slab, on_owner: OnOwner, used_bytes: Callable[[int], int]) -> bool:
-    """Zero all that holds no chunk; False if the slab's thread has stopped to answer.
+    """Zero everything that holds no chunk; False if the slab's thread does not answer any more.
 
-    `used_bytes`: how many bytes of the slot at an offset are its chunk's, asked on the slab's
+    `used_bytes`: how many bytes of the slot at an offset belong to its chunk; called on the slab's
     thread.
     """
     numbers: list[int] = []

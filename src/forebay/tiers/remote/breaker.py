@@ -1,4 +1,4 @@
-"""Whether a store is used: too many failures stop stores first, then everything, until a probe.
+"""Whether a store is used: too many failures stop stores first, then everything until a probe.
 
 Written by the tier's thread, read by all.
 """
@@ -9,13 +9,13 @@ from forebay.tiers.remote.options import RemoteOptions
 
 
 class Breaker:
-    """Begins open: a store is used when it has answered a probe."""
+    """Starts open: a store is used once it has answered a probe."""
 
     def __init__(self, options: RemoteOptions, now: float) -> None:
         self._options = options
         self._failures: deque[float] = deque(maxlen=options.errors_max)
         self._probe_at = now
-        self.is_on = False  # records are loaded
+        self.is_on = False  # the store is in use
         self.errors = 0  # since start
 
     def takes_stores(self, now: float) -> bool:
@@ -23,7 +23,7 @@ class Breaker:
         return self.is_on and 2 * self._recent(now) < self._options.errors_max
 
     def failed(self, now: float) -> bool:
-        """Count a failure; True if this one ends the use of the store."""
+        """Count a failure; True if that ends the use of the store."""
         self.errors += 1
         self._failures.append(now)
         return self._recent(now) == self._options.errors_max and self.trip(now)
@@ -35,7 +35,7 @@ class Breaker:
         return was_on
 
     def probe_due(self, now: float) -> bool:
-        """Whether a store that is left alone is to be tried."""
+        """Whether a store that is left alone is to be probed now."""
         return not self.is_on and now >= self._probe_at
 
     def answered(self) -> None:

@@ -1,4 +1,4 @@
-"""What waits for a remote store: loads in order, and stores that are gathered into packs."""
+"""Queues of a remote store: loads in order, and stores gathered into packs."""
 
 import threading
 from collections import deque
@@ -11,7 +11,7 @@ from forebay.tiers.remote.index.table import TableRow
 from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.packs import PackPlace, pack_bytes
 
-ProbeDone = Callable[[str], None]  # told what failed; nothing: it came back exact
+ProbeDone = Callable[[str], None]  # called with what failed; "": the record came back exact
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,10 +20,10 @@ class RemoteLoad:
 
     name: RecordName
     place: PackPlace
-    row: TableRow | None  # of another host; None: our own
+    row: TableRow | None  # row of another host's record; None: our own record
     target: memoryview
     done: Callable[[LoadOutcome], None]
-    deadline: float  # monotonic; not begun by then: a miss
+    deadline: float  # monotonic; a miss if not begun by then
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,29 +43,29 @@ class Order:
     def __init__(
         self, namespace: bytes | None = None, tenant: bytes | None = None, *, is_erasure: bool
     ) -> None:
-        """An erasure is of a namespace, of a tenant, or of all."""
+        """An erasure is of a namespace, of a tenant, or (if both are None) of everything."""
         self.namespace, self.tenant, self.is_erasure = namespace, tenant, is_erasure
-        self.names: dict[str, int] | None = None  # packs that must be gone, and their records
-        self.count = 0  # records that are
-        self.is_partial = False  # some packs were not known yet
+        self.names: dict[str, int] | None = None  # packs that must be gone → records
+        self.count = 0  # records that are gone
+        self.is_partial = False  # some packs of the tenant may not be known yet
         self._done = threading.Event()
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was ordered was done, once it has ended."""
+        """Whether everything ordered was done, once the order has ended."""
         return self.names == {} and not self.is_partial
 
     def end(self) -> None:
-        """It is done, or cannot be."""
+        """The order is done, or cannot be."""
         self._done.set()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until the order has ended."""
         self._done.wait()
 
 
 class Remembrance:
-    """The tenants that a store is to remember as forgotten; a caller waits until it does."""
+    """A tenant that a store is to remember as forgotten; a caller waits until it does."""
 
     def __init__(self, tenant: bytes) -> None:
         """One more than it remembers already."""
@@ -74,12 +74,12 @@ class Remembrance:
         self._done = threading.Event()
 
     def end(self, *, is_kept: bool) -> None:
-        """It is done, or cannot be."""
+        """It is remembered (`is_kept`), or that failed."""
         self.is_kept = is_kept
         self._done.set()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self._done.wait()
 
 
@@ -99,7 +99,7 @@ class Inbox:
         self._waiting_bytes = 0
 
     def put_load(self, job: RemoteLoad) -> MissReason | None:
-        """Leave a load, or hear why not."""
+        """Leave a load; the reason if it is refused."""
         with self._lock:
             if self._is_closed:
                 return MissReason.TIER_OFF
@@ -110,7 +110,7 @@ class Inbox:
         return None
 
     def put_store(self, job: RemoteStore) -> DropReason | None:
-        """Leave a store, or hear why not."""
+        """Leave a store; the reason if it is refused."""
         with self._lock:
             if self._is_closed:
                 return DropReason.TIER_OFF
@@ -121,14 +121,14 @@ class Inbox:
         return None
 
     def put_order(self, order: Order | Remembrance) -> bool:
-        """Leave an order; False if nobody would see it."""
+        """Leave an order; False if the tier is closed."""
         with self._lock:
             if not self._is_closed:
                 self._orders.append(order)
             return not self._is_closed
 
     def take(self) -> tuple[list[RemoteLoad], list[RemoteStore], list[Order | Remembrance]]:
-        """All that was left since the last time."""
+        """Everything left since the last call."""
         with self._lock:
             taken = list(self._loads), list(self._stores), list(self._orders)
             for each in (self._loads, self._stores, self._orders):
@@ -136,7 +136,7 @@ class Inbox:
         return taken
 
     def put_probe(self, done: ProbeDone) -> MissReason | None:
-        """Leave a probe, or hear why not: there is one at a time."""
+        """Leave a probe; the reason if it is refused: there is one at a time."""
         with self._lock:
             if self._is_closed:
                 return MissReason.TIER_OFF
@@ -146,18 +146,18 @@ class Inbox:
         return None
 
     def take_probe(self) -> ProbeDone | None:
-        """The probe that waits."""
+        """The waiting probe, if any."""
         with self._lock:
             taken, self._probe = self._probe, None
         return taken
 
     def probe_ended(self) -> None:
-        """There may be another one."""
+        """The probe has ended, so another one may come."""
         with self._lock:
             self._is_probing = False
 
     def load_begins(self) -> None:
-        """A load waits no more."""
+        """A load does not wait any more."""
         with self._lock:
             self._waiting_loads -= 1
 
@@ -167,7 +167,7 @@ class Inbox:
             self._waiting_bytes -= job.length
 
     def close(self) -> None:
-        """Take nothing any more."""
+        """Accept nothing any more."""
         with self._lock:
             self._is_closed = True
 
@@ -180,7 +180,7 @@ class _OpenPack:
 
 
 class Gathering:
-    """Stores that will be packs, one open pack a namespace and tenant. The tier's thread's."""
+    """Stores to be put as packs: one open pack per namespace and tenant. The tier's thread's."""
 
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
@@ -201,23 +201,23 @@ class Gathering:
             self._full.append(self._open.pop(owner).jobs)
 
     def seal(self, now: float, *, all_of_them: bool = False) -> None:
-        """Packs that have waited long enough are full, whatever they hold."""
+        """Close packs that have waited long enough, or all of them, however full."""
         for owner, pack in list(self._open.items()):
             if all_of_them or pack.since + self._options.pack_age_s <= now:
                 self._full.append(self._open.pop(owner).jobs)
 
     def next(self) -> list[RemoteStore] | None:
-        """The pack to put next; it stays here until it is taken."""
+        """The pack to put next, if any; it stays here until it is taken."""
         return self._full[0] if self._full else None
 
     def take(self) -> list[RemoteStore]:
-        """The pack to put next."""
+        """Take the pack to put next."""
         return self._full.popleft()
 
     def take_all(
         self, namespace: bytes | None = None, tenant: bytes | None = None
     ) -> list[RemoteStore]:
-        """Every store that waits, or those of a namespace, or of a tenant."""
+        """Take every waiting store, or those of a namespace, or of a tenant."""
         packs = [*self._full, *(pack.jobs for pack in self._open.values())]
         taken = [
             jobs

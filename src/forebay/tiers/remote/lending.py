@@ -1,4 +1,4 @@
-"""Buffers that a child can reach: slots of the slab as they are, other memory through a copy.
+"""Memory that a child process can use: the slab's slots directly, other buffers as copies.
 
 The slab's segments are areas of the child's memory. A buffer that lies in none of them is copied
 into an area of its own for one call: that is for tests and tools, never for a pool.
@@ -14,7 +14,7 @@ from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
 from forebay.tiers.remote.process.link import Link
 
-_SCRATCH: Final = 0  # the area of what is no payload
+_SCRATCH: Final = 0  # the area for everything that is no payload
 _SLAB: Final = 1  # the area of the slab's first segment
 PROBE_PAGES: Final = 2  # the header and the payload of the record that a probe writes
 _SEALED: Final = _SLAB + SEGMENTS_MAX  # the area of encrypted payloads
@@ -28,14 +28,14 @@ class Lent(NamedTuple):
 
     buffer: Buffer
     view: memoryview
-    copy: SharedMemory | None = None  # where it is a copy
+    copy: SharedMemory | None = None  # the copy, if it is one
 
 
 class Lending:
-    """What is lent to the child of one link."""
+    """Memory that is lent to the child of one link."""
 
     def __init__(self, link: Link, scratch_bytes: int, lanes: int) -> None:
-        """Scratch memory for frames of packs, pages for lanes, probe and counts; OSError."""
+        """Allocate scratch memory for frames, pages of lanes, probe and counts; OSError."""
         self._link = link
         self._areas = itertools.count(_COPIES)
         self._slab: SharedMemory | None = None
@@ -46,12 +46,12 @@ class Lending:
         link.share(_SCRATCH, self._scratch.segments[0])
 
     def attach(self, slab: SharedMemory) -> None:
-        """Payloads lie here from now on."""
+        """Payloads will lie in this slab."""
         self._slab = slab
 
     @property
     def scratch(self) -> memoryview:
-        """Memory for the frame of one pack."""
+        """Memory for one pack's frame."""
         return self._scratch.view
 
     def frame(self, at: int, length: int) -> Buffer:
@@ -59,23 +59,23 @@ class Lending:
         return _SCRATCH, at, length
 
     def page(self, lane: int) -> tuple[Buffer, memoryview]:
-        """The page of a lane."""
+        """A lane's page."""
         at = self._pages_at + lane * PAGE_BYTES
         return (_SCRATCH, at, PAGE_BYTES), self._scratch.view[at : at + PAGE_BYTES]
 
     def probe(self) -> tuple[Buffer, memoryview]:
-        """The pages of the probe."""
+        """The probe's pages."""
         size = PROBE_PAGES * PAGE_BYTES
         at = self._probe_at
         return (_SCRATCH, at, size), self._scratch.view[at : at + size]
 
     def counts(self) -> tuple[Buffer, memoryview]:
-        """Where the requests of maintenance are noted: of one call at a time."""
+        """The memory in which maintenance counts its requests, one call at a time."""
         at = self._counts_at
         return (_SCRATCH, at, PAGE_BYTES), self._scratch.view[at : at + PAGE_BYTES]
 
     def sealed(self, size_bytes: int) -> memoryview:
-        """Memory for the encrypted records of one pack, while no call uses it; OSError."""
+        """Memory for one pack's encrypted records, while no call uses it; OSError."""
         if self._sealed is None or self._sealed.size_bytes < size_bytes:
             if self._sealed is not None:
                 self._link.unshare(_SEALED)
@@ -89,7 +89,7 @@ class Lending:
         return _SEALED, at, length
 
     def lend(self, view: memoryview, *, filled: bool) -> Lent:
-        """Let the child have a buffer, with what it holds if that matters; OSError."""
+        """Let the child use a buffer, with its content if `filled`; OSError."""
         found = self._in_slab(view)
         if found is not None:
             return Lent(found, view)
@@ -101,7 +101,7 @@ class Lending:
         return Lent((area, 0, len(view)), view, copy)
 
     def give_back(self, lent: Lent, length: int = 0) -> None:
-        """The child is done with it; the first `length` bytes are wanted."""
+        """The child is done with it; copies back the first `length` bytes."""
         if lent.copy is None:
             return
         if length:
@@ -116,7 +116,7 @@ class Lending:
             self._sealed.close()
 
     def _in_slab(self, view: memoryview) -> Buffer | None:
-        """Where a buffer lies in the slab; its segment is shared if it was not yet."""
+        """Where a buffer lies in the slab, whose segment is shared first if necessary."""
         if self._slab is None:
             return None
         offset = _address(view) - _address(self._slab.view)

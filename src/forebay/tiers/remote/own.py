@@ -1,9 +1,9 @@
-"""Packs of this host in one store: what they hold, what they may take, what is published.
+"""Packs of this host in one store: their records, their size, and what is published of them.
 
-A tenant's packs leave in the order in which they came, whole; whose goes is for the quotas to say.
-What a pack takes counts from before it is put until its deletion is confirmed, so that the cap
-holds whatever a store does. For its tenant it counts until it is to be deleted: nothing is put
-before that is done, so a tenant's cap holds at every instant, too.
+A tenant's packs leave as a whole, the oldest first; quotas decide which tenant loses one. A pack's
+size counts from before it is put until its deletion is confirmed, so that the cap holds whatever a
+store does. For its tenant it counts until it is marked for deletion: nothing is put before the
+deletion is done, so a tenant's cap holds at every instant, too.
 
 Owned by the tier's thread; the catalog, and the numbers for people, are read by others.
 """
@@ -40,7 +40,7 @@ class PackExtent(Extent):
 
     def __init__(self, number: int, name: str, size_bytes: int, sequence: int) -> None:
         super().__init__(number, name, size_bytes)
-        self.sequence = sequence  # of this host's packs
+        self.sequence = sequence  # sequence among this host's packs
 
 
 class OwnPack(NamedTuple):
@@ -51,7 +51,7 @@ class OwnPack(NamedTuple):
 
     @property
     def records(self) -> int:
-        """How many records it was put with."""
+        """The number of records it was put with."""
         return len(self.published.entries) // published.ENTRY_BYTES
 
 
@@ -60,15 +60,15 @@ class OwnPacks:
 
     def __init__(self, host: str, catalog: Catalog[PackExtent]) -> None:
         self.catalog = catalog
-        self.used_bytes = 0  # of packs that are there, are being put, or may be there
-        self.doomed: dict[str, int] = {}  # name → bytes of what is to be deleted
-        self.unread: dict[int, UnreadPack] = {}  # by sequence; counted in `used_bytes`
+        self.used_bytes = 0  # size of packs that exist, are being put, or may exist
+        self.doomed: dict[str, int] = {}  # name → size of packs to be deleted
+        self.unread: dict[int, UnreadPack] = {}  # by sequence; included in `used_bytes`
         self.other_versions: set[int] = set()  # sequences of packs that we cannot read; likewise
         self.evictions = 0
-        self.quotas = Quotas()  # of packs that are not to be deleted, by tenant
+        self.quotas = Quotas()  # counts packs that are not to be deleted, by tenant
         self.is_changed = False  # since `tail` was last asked for
         self._being_put: set[int] = set()  # sequences
-        self._deleted: dict[str, None] = {}  # names of packs that were deleted, the last of them
+        self._deleted: dict[str, None] = {}  # names of the last packs that were deleted
         self._host = host
         self._packs: dict[int, OwnPack] = {}  # by sequence, the oldest first
         self._packs_of: dict[bytes, dict[int, OwnPack]] = {}  # likewise, by tenant
@@ -77,7 +77,7 @@ class OwnPacks:
         self._snapshot_bytes = 0
 
     def find(self, key: bytes) -> PackPlace | None:
-        """Where a record lies; any thread may ask."""
+        """Where a record lies; any thread may call."""
         found = self.catalog.find(key)
         if found is None:
             return None
@@ -85,7 +85,7 @@ class OwnPacks:
         return PackPlace(extent.name, extent.sequence, place.offset, place.length)
 
     def begin(self, tenant: bytes, size_bytes: int) -> int:
-        """The sequence of a pack that is about to be put, and counts from now on."""
+        """A pack of this size is about to be put: returns its sequence; it counts from now on."""
         self.used_bytes += size_bytes
         self.quotas.take(tenant, size_bytes)
         sequence = self._sequences.next()
@@ -93,7 +93,7 @@ class OwnPacks:
         return sequence
 
     def failed(self, name: RecordName, sequence: int, size_bytes: int) -> None:
-        """A pack of such records was not put, as far as can be told; it counts until deleted."""
+        """A pack could not be put, as far as is known; it counts until it is deleted."""
         self._being_put.discard(sequence)
         self.quotas.give(name.tenant, size_bytes)
         self.doomed[pack_name(name.namespace, self._host, sequence)] = size_bytes
@@ -101,7 +101,7 @@ class OwnPacks:
     def put(
         self, headers: list[RecordHeader], sequence: int, offsets: list[int], begun: float
     ) -> list[bool]:
-        """A pack is in the store; for each record, whether it can be loaded from now on."""
+        """A pack was put; for each record, whether it can be loaded from now on."""
         self._being_put.discard(sequence)
         size_bytes = pack_bytes([header.length for header in headers])
         entries = [
@@ -127,7 +127,7 @@ class OwnPacks:
         ]
 
     def expect(self, unread: Iterable[UnreadPack]) -> None:
-        """Packs of an earlier process that have to be read: they are there, and take room."""
+        """Count packs of an earlier process that have yet to be read."""
         for pack in unread:
             self.unread[pack.sequence] = pack
             self.used_bytes += pack.size_bytes
@@ -135,9 +135,9 @@ class OwnPacks:
     def restore(self, found: Iterable[FoundPack]) -> None:
         """Take over packs of an earlier process, the oldest first.
 
-        No record continues another here: one leaves with its pack, not with its prefix, which may
-        be another host's or in a pack that is not read yet. A record that is here already, or is
-        just being stored, is one of the two.
+        No record continues another here: a record leaves with its pack, not with its prefix, which
+        may belong to another host or be in a pack that was not read yet. A record that is here
+        already, or is being stored, is one of the two.
         """
         extents: list[tuple[PackExtent, Iterable[ContentsEntry]]] = []
         for pack in found:
@@ -151,18 +151,18 @@ class OwnPacks:
         self.catalog.restore(extents)
 
     def read(self, told: PacksRead) -> None:
-        """What became of packs that were unread; of those that are erased by now, nothing."""
+        """Take over packs that were read; those erased meanwhile are ignored."""
         self.restore([pack for pack in told.found if self._no_longer_unread(pack.sequence)])
-        # Of what is nobody's, nobody can ask that it be deleted. What is gone may be back by now.
+        # Nobody could erase a pack without an owner. A pack that was gone may exist again by now.
         for sequence in self.unread.keys() & {*told.gone, *told.nobodys}:
             self._doom_unread(self.unread.pop(sequence))
         for sequence in self.unread.keys() & {*told.other_versions}:
-            del self.unread[sequence]  # a release that can read it may be back
+            del self.unread[sequence]  # a release that can read it may be installed again
             self.other_versions.add(sequence)
 
     @property
     def is_partly_known(self) -> bool:
-        """Whether there are packs of which nobody here knows whose they are."""
+        """Whether there are packs whose tenant is not known here."""
         return bool(self.unread or self.other_versions)
 
     def _no_longer_unread(self, sequence: int) -> bool:
@@ -187,8 +187,8 @@ class OwnPacks:
         self.is_changed = True
 
     def make_room(self, tenant: bytes, size_bytes: int, cap_bytes: int) -> bool:
-        """Let old packs go until a tenant may put one of this size; False: nobody may lose more."""
-        if self.unread and self._is_capped(tenant):  # some of these may be the tenant's
+        """Mark old packs for deletion until this one fits; False if no tenant may lose more."""
+        if self.unread and self._is_capped(tenant):  # some of these may belong to the tenant
             return False
 
         def may_lose(loser: bytes) -> bool:
@@ -205,7 +205,7 @@ class OwnPacks:
                 return False
 
     def trim(self, cap_bytes: int) -> None:
-        """Let packs go that are above this cap, or above a tenant's, since it was lowered."""
+        """Mark packs for deletion that exceed this cap, or a tenant's, after it was lowered."""
         cause = EvictionCause.RESIZED
         for tenant in self.quotas.above_caps():
             while not self.quotas.fits(tenant, 0) and self._evict([tenant], cause):
@@ -217,7 +217,7 @@ class OwnPacks:
 
     @property
     def _kept_bytes(self) -> int:
-        """Of packs that are not to be deleted."""
+        """The size of packs that are not to be deleted."""
         return self.used_bytes - sum(self.doomed.values())
 
     def _is_capped(self, tenant: bytes) -> bool:
@@ -228,7 +228,7 @@ class OwnPacks:
         return next(iter(packs.values())).extent.size_bytes if packs else 0
 
     def _evict(self, losers: Iterable[bytes], cause: EvictionCause) -> bool:
-        """Let the oldest pack go of the first who has any; False: none has."""
+        """Evict the oldest pack of the first of these tenants that has one; False if none has."""
         tenant = next((each for each in losers if self._packs_of.get(each)), None)
         if tenant is None:
             return False
@@ -237,9 +237,9 @@ class OwnPacks:
         return True
 
     def erase(self, namespace: bytes | None = None, tenant: bytes | None = None) -> dict[str, int]:
-        """Let all packs go, of a namespace, or of a tenant; their names, and records of each.
+        """Mark a namespace's or tenant's packs, or all, for deletion: name → records of each.
 
-        Whose a pack is that is still unread is not known: of a tenant, such packs stay.
+        The tenant of an unread pack is not known, so it stays when a tenant's packs are erased.
         """
         packs = [
             pack
@@ -258,7 +258,7 @@ class OwnPacks:
         return named
 
     def erase_forgotten(self, forgotten: Collection[bytes]) -> None:
-        """Let all packs of tenants go that were forgotten before."""
+        """Mark for deletion all packs of tenants that were forgotten before."""
         for tenant in {pack.extent.tenant for pack in self._packs.values()} & set(forgotten):
             self.erase(tenant=tenant)
 
@@ -278,7 +278,7 @@ class OwnPacks:
         self.is_changed = True
 
     def forget(self, key: bytes, place: PackPlace) -> None:
-        """A record is not what was stored; it may have been stored again meanwhile."""
+        """A record is not what was stored; it may have been stored again since."""
         if self.find(key) == place:
             self.catalog.forget(key, cause=EvictionCause.DAMAGED)
 
@@ -289,30 +289,30 @@ class OwnPacks:
             self._doom(pack, EvictionCause.CLEARED)
 
     def sequences(self) -> set[int]:
-        """Of all packs that are in the store, as far as is known."""
+        """The sequences of all packs in the store, as far as known."""
         return {*self._packs}
 
     def audited(self, missing: set[int], *, has_tail: bool, has_snapshot: bool) -> None:
-        """Somebody else, or the store itself, may have deleted packs, or parts of the index."""
+        """Packs, or parts of the index, are missing: deleted by others or by the store itself."""
         for sequence in missing:
             self.lose(sequence)
         if self._snapshot.generation and not has_snapshot:
             self._snapshot, self._snapshot_bytes = Publication(0), 0
-            has_tail = False  # what it continues is gone
+            has_tail = False  # the snapshot that it continues is gone
         self.is_changed |= not has_tail
 
     def deleted(self, name: str) -> None:
-        """A doomed pack is gone."""
+        """A pack marked for deletion is gone."""
         self.used_bytes -= self.doomed.pop(name)
         self._deleted[name] = None
         if len(self._deleted) > _DELETED_MAX:
             del self._deleted[next(iter(self._deleted))]
 
     def came_late(self, listed: Iterable[UnreadPack]) -> int:
-        """Count packs that a store has though nobody here knows of them; how many there are.
+        """Count listed packs that are not known here; returns how many there are.
 
-        A put that was given up may be done by the store behind the deletion. What was deleted is
-        deleted again; of anything else it is read what it is.
+        A store may carry out a put that was given up after the deletion. A pack that was deleted
+        before is deleted again; any other one is read.
         """
         count = 0
         for pack in listed:
@@ -329,7 +329,7 @@ class OwnPacks:
         return count
 
     def tail(self) -> Publication:
-        """What has changed since the snapshot."""
+        """A tail: what has changed since the snapshot."""
         self.is_changed = False
         snapshot = {pack.sequence for pack in self._snapshot.packs}
         fresh = (each.published for each in self._packs.values())
@@ -342,12 +342,12 @@ class OwnPacks:
         )
 
     def snapshot(self) -> Publication:
-        """Everything."""
+        """A snapshot: all packs."""
         packs = tuple(each.published for each in self._packs.values())
         return Publication(secrets.randbits(_GENERATION_BITS) | 1, packs=packs)
 
     def snapshot_put(self, snapshot: Publication, size_bytes: int) -> None:
-        """Let tails continue this snapshot from now on."""
+        """From now on tails continue this snapshot."""
         self._snapshot, self._snapshot_bytes = snapshot, size_bytes
 
 

@@ -5,8 +5,8 @@
     [end, size - 4096)     table of contents
     [size - 4096, size)    footer
 
-Its name, `packs/NAMESPACE/HOST/SEQUENCE`, is never used again: sequences are drawn at random when a
-host starts and counted on from there, so that no host has to know what was used before.
+Its name, `packs/NAMESPACE/HOST/SEQUENCE`, is never used again: a host draws a random sequence when
+it starts and counts on from there, so that it need not know which were used before.
 """
 
 import secrets
@@ -32,7 +32,7 @@ from forebay.sys.memory import PAGE_BYTES, padded
 
 PACKS: Final = "packs"
 _SEQUENCE_DIGITS: Final = 12
-_COUNTED: Final = 1 << 16  # packs that are counted on from one random number
+_COUNTED: Final = 1 << 16  # packs numbered from one random number on
 
 
 class Sequences:
@@ -42,7 +42,7 @@ class Sequences:
         self._next = 0
 
     def next(self) -> int:
-        """A number that no pack of this host has, nor ever had."""
+        """A number that no pack of this host has or ever had."""
         if self._next % _COUNTED == 0:
             self._next = secrets.randbelow((layout.GENERATION_MAX + 1) // _COUNTED) * _COUNTED
         self._next += 1
@@ -55,7 +55,7 @@ def pack_name(namespace: bytes, host: str, sequence: int) -> str:
 
 
 def sequence_of(name: str) -> int | None:
-    """The sequence in the last part of a pack's name; None if it is none of ours."""
+    """The sequence in the last part of a pack's name; None if it is no name of ours."""
     try:
         sequence = int(name, 16)
     except ValueError:
@@ -71,7 +71,7 @@ def pack_bytes(lengths: Sequence[int]) -> int:
 
 
 def frame_bytes(records: int) -> int:
-    """What a pack of so many records has beside its payloads."""
+    """The size of a pack of so many records, without their payloads."""
     return (2 + records) * PAGE_BYTES + padded(records * layout.ENTRY_BYTES)
 
 
@@ -83,9 +83,9 @@ def positions(headers: Sequence[RecordHeader], sequence: int) -> list[Position]:
 
 
 def frame(headers: Sequence[RecordHeader], sequence: int, target: memoryview) -> None:
-    """Write all of a pack but its payloads into `target`.
+    """Write everything of a pack except payloads into `target`.
 
-    In the target lie the region header, a page for each record, the table of contents, the footer.
+    That is the region header, a page for each record, the table of contents and the footer.
     """
     size = pack_bytes([header.length for header in headers])
     target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size, headers[0].name.tenant))
@@ -115,17 +115,17 @@ class PackPlace(NamedTuple):
 
 
 class ReadRecord(NamedTuple):
-    """What was read of a record."""
+    """A record's header and payload as read."""
 
     page: memoryview  # its header
     payload: memoryview
-    size_bytes: int  # of both
+    size_bytes: int  # size of both
 
 
 def verified(
     read: ReadRecord, name: RecordName, place: PackPlace, keys: RecordKeys | None
 ) -> RecordHeader | Damage:
-    """The header of what was read, if that is the wanted record bit for bit, or why it is not.
+    """The header that was read, if this is the wanted record bit for bit, or why it is not.
 
     With keys, the payload is decrypted in place.
     """
@@ -147,7 +147,7 @@ def verified(
 
 
 def contents_place(last_page: memoryview, sequence: int, size_bytes: int) -> Footer | Damage:
-    """Where the table of contents of a pack lies, by its last page."""
+    """Where a pack's table of contents lies, according to its last page."""
     footer = layout.unpack_footer(last_page)
     if isinstance(footer, Damage):
         return footer

@@ -1,7 +1,7 @@
-"""What a store promises: objects of bytes by name, nothing of records, hosts or ages.
+"""The contract of a store: objects of bytes by name; nothing about records, hosts or ages.
 
-A store is used by the child process of a remote tier and nowhere else, so a call that hangs, a
-library that aborts and a reply that lies cost that child. What holds of every store:
+Only a remote tier's child process uses a store, so a call that hangs, a library that aborts and a
+reply that lies cost just that child. Every store promises:
 
 * Outcomes are values: a call answers what it did, or a `StoreFailure`; none raises.
 * An object is put whole or not at all, and is seen whole or not at all. Names are never used again
@@ -19,12 +19,12 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 NAME_PARTS_MAX: Final = 8
-LISTED_MAX: Final = 1 << 20  # objects of one listing; what is behind them is not seen
+LISTED_MAX: Final = 1 << 20  # objects in one listing; further ones are not seen
 _PART: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,127}")
 
 
 class StoreFailure(StrEnum):
-    """Why a store did not do what it was asked."""
+    """Why a store did not do what it was asked to."""
 
     ABSENT = "absent"  # there is no such object
     FULL = "full"  # no room, or over a quota
@@ -35,7 +35,7 @@ class StoreFailure(StrEnum):
 class StoredObject(NamedTuple):
     """One line of a listing."""
 
-    name: str  # its last part; with a slash behind it: more is below
+    name: str  # last part of the name; a slash at its end means that more is below
     size_bytes: int
     modified_s: float
 
@@ -45,22 +45,22 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put(self, name: str, buffers: Sequence[memoryview]) -> StoreFailure | None:
-        """Keep the buffers, one behind another, as an object; one of this name is replaced."""
+        """Store the buffers, one after the other, as an object, replacing one of this name."""
 
     @abstractmethod
     def get(self, name: str, at: int, buffers: Sequence[memoryview]) -> int | StoreFailure:
-        """Fill the buffers with an object's bytes from `at` on; fewer where it ends before."""
+        """Fill the buffers from `at` on; the bytes read, fewer if the object ends before."""
 
     @abstractmethod
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
-        """What is right below a prefix, unsorted; nothing where there is no such prefix."""
+        """Everything right below a prefix, unsorted; empty if there is no such prefix."""
 
     @abstractmethod
     def delete(self, name: str) -> StoreFailure | None:
-        """Remove an object; one that is not there is removed already."""
+        """Delete an object; success if there is none."""
 
 
 def is_name(name: str) -> bool:
-    """Whether a name can be one of ours: short parts of plain characters, none of them hidden."""
+    """Whether a name is valid: short parts of plain characters, none of them hidden."""
     parts = name.split("/")
     return len(parts) <= NAME_PARTS_MAX and all(map(_PART.fullmatch, parts))

@@ -1,8 +1,9 @@
 """The remote tier: one store, shared with other hosts, behind the contract of every tier.
 
-One thread owns everything but the index, which any thread may search: nothing here waits for a
-store, and no lookup leaves this process. Calls of the store are made by a child process. What other
-hosts have published counts as being here; what they delete is noticed when it is loaded, a miss.
+One thread owns everything except the index, which any thread may search: nothing here waits for a
+store, and no lookup leaves this process. A child process makes the calls of the store. Records that
+other hosts have published count as being here; if they were deleted, that is noticed when they are
+loaded, as a miss.
 """
 
 import threading
@@ -56,12 +57,12 @@ from forebay.tiers.remote.process.link import Link
 from forebay.tiers.remote.stores.opening import require_package
 from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
-_OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, maintenance, a probe's
+_OTHER_CALLS: Final = 3  # calls that can be under way beside reads: a put, maintenance, a probe
 _UNREAD: Final = (
     "packs of an earlier process are still being read, or have another format version, and go when "
     "they are read and are the tenant's"
 )
-_EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kernel takes longer
+_EXIT_S: Final = 5.0  # how long a killed child may take; one that hangs in the kernel takes longer
 
 
 class RemoteTier(Tier):
@@ -94,10 +95,10 @@ class RemoteTier(Tier):
         *,
         name: str = "remote",
     ) -> Self:
-        """Begin; a store that does not answer in time is used when it does.
+        """Start the tier; if its store does not answer in time, it is used once it does.
 
-        A SettingsError if the URL means no store; a StartupError if a package, memory or a thread
-        is missing.
+        A SettingsError if the URL is no store's; a StartupError if a package, memory or a thread is
+        missing.
         """
         world, listener, wanted = world or World(), listener or TierListener(), parse_url(url)
         options = (options or RemoteOptions()).for_timeout(wanted.timeout_s)
@@ -190,7 +191,7 @@ class RemoteTier(Tier):
             done(Miss(MissReason.ABSENT))
             return
         if not 0 < memory.padded(place.length) <= target.nbytes:
-            done(Miss(MissReason.WRONG_RECORD))  # of another shape than was asked for
+            done(Miss(MissReason.WRONG_RECORD))  # of another size than was asked for
             return
         refused = self.parts.inbox.put_load(RemoteLoad(name, place, row, target, done, deadline))
         if refused is not None:
@@ -306,7 +307,7 @@ class RemoteTier(Tier):
 
     def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
         """See Tier."""
-        self.parts.forget(tenants)  # for packs that are found later
+        self.parts.forget(tenants)  # so that packs found later are covered, too
         for tenant in tenants & self.held_by_tenants().keys():
             if self.parts.inbox.put_order(Order(tenant=tenant, is_erasure=True)):
                 self._wake()
@@ -408,7 +409,7 @@ class RemoteTier(Tier):
         self._is_over = is_closing and (is_idle or now >= (self._close_at or 0.0))
 
     def _take_in(self, now: float) -> None:
-        """Let what others have left wait here."""
+        """Queue what other threads have left."""
         loads, stores, orders = self.parts.inbox.take()
         for load in loads:
             self._reading.add(load)
@@ -427,7 +428,7 @@ class RemoteTier(Tier):
             self.upkeep.child_ended()
 
     def _end(self) -> None:
-        """Answer what waits, and let the child go; its calls are answered when it has gone."""
+        """Answer everything that waits, and end the child; its calls are answered at its exit."""
         parts = self.parts
         parts.inbox.close()
         parts.breaker.trip(self._clock.monotonic())

@@ -1,4 +1,4 @@
-"""Rows counted from an engine's first request: engine and pool are new in every measurement."""
+"""Rows measured from an engine's first request: engine and pool are new in every measurement."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The rows that read from NVMe, and those in which engines and pools are started again."""
+"""Rows that read from NVMe, or restart engines and pools."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The rows whose chunks stay in DRAM, on engines that several of them share."""
+"""Rows whose chunks stay in DRAM; several of them share their engines."""
 
 import asyncio
 from dataclasses import replace

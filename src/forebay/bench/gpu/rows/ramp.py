@@ -1,4 +1,4 @@
-"""A rising load of dialogs, kept load by load, and the report of `forebay bench ab` over it.
+"""A rising load of dialogs, each load kept, and the report of `forebay bench ab` about it.
 
 Each load of each variant is a part of its own: what is measured is kept, and the next run goes on
 behind it. A load that is repeated has bars in the report's charts, from the least to the most.

@@ -1,4 +1,4 @@
-"""Short requests beside long prompts: a gateway that shapes batches by length, or does not.
+"""Short requests beside long prompts, with and without a gateway that shapes batches by length.
 
 Both are before the same engine, whose KV cache holds several of the long prompts. The work is the
 same: so many long prompts, with short ones all the while.

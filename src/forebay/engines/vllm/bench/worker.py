@@ -7,10 +7,10 @@ class CountsExtension:
     """A mixin of vLLM's worker: its methods are called by name, through `/collective_rpc`."""
 
     def forebay_counts(self) -> dict[str, int]:
-        """What the connector's worker side has counted.
+        """The counts of the connector's worker side.
 
-        `reach_bytes` is -1 where it is unknown; of `encoded_groups` groups KV is encoded. These are
-        newer than those on `/metrics`, which come with the next step.
+        `reach_bytes` is -1 if it is not known; `encoded_groups` is the number of groups whose KV is
+        encoded. These counts are newer than those on `/metrics`, which come with the next step.
         """
         from vllm.distributed.kv_transfer import (  # noqa: PLC0415 - in the worker only
             get_kv_transfer_group,

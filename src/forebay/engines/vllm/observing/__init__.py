@@ -1,1 +1,1 @@
-"""What others may observe of an engine and its pool: KV events for routers, spans for traces."""
+"""What others can observe of an engine and its pool: KV events for routers, spans for traces."""

@@ -1,15 +1,15 @@
-"""vLLM's KV events for what the pool has: a router sees DRAM and disk beside the GPU.
+"""KV events for the pool's chunks, so that routers see DRAM and disk beside GPU memory.
 
-An event has what vLLM's own event for the same blocks has (hashes, parent, tokens, adapter, extra
-keys) and another medium: CPU is the pool's DRAM, STORAGE its disks and stores. A chunk is announced
-when this engine has stored it, and when a lookup finds it, whoever stored it; it is repeated later,
-for routers that have begun later. The pool does not tell engines what it evicts: a chunk is said
-to be removed when a lookup misses it, when the pool is lost, when the engine's cache is reset, and
-when too many have been announced after it. So a router may for a while believe in a chunk that is
-gone; what comes of that is a miss.
+An event has the fields of vLLM's own event for the same blocks (hashes, parent, tokens, adapter,
+extra keys) and another medium: CPU is the pool's DRAM, STORAGE its disks and stores. A chunk is
+announced when this engine has stored it, and when a lookup finds it, whoever stored it; it is
+announced again later, for routers that were started later. The pool does not tell engines what it
+evicts, so a chunk is said to be removed when a lookup misses it, when the pool is lost, when the
+engine's cache is reset, and when too many have been announced after it. So for a while a router may
+take a chunk for present that is gone; the result is a miss.
 
 Of a model with several groups only the blocks of group 0 are announced. Owned by the scheduler's
-thread; made only where vLLM publishes events.
+thread; created only if vLLM publishes events.
 """
 
 import math
@@ -28,11 +28,11 @@ from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.vllm import versions
 from forebay.record.region import short
 
-ANNOUNCED_MAX: Final = 1 << 16  # chunks that are known to be announced; 0.7 KB each
-REPEAT_S: Final = 600.0  # after which a chunk that is found again is announced again
-_WAITING_MAX: Final = 1 << 16  # events that vLLM has not taken
-_TAKEN_MAX: Final = 1 << 10  # events at a time: a step must not wait for them
-_HASHES_MAX: Final = 1 << 10  # of one event of removal
+ANNOUNCED_MAX: Final = 1 << 16  # chunks remembered as announced; 0.7 KB each
+REPEAT_S: Final = 600.0  # how soon a chunk that is found again is announced again
+_WAITING_MAX: Final = 1 << 16  # events not taken by vLLM yet
+_TAKEN_MAX: Final = 1 << 10  # events taken at a time, so that no step waits for them
+_HASHES_MAX: Final = 1 << 10  # hashes in one event of removal
 _LOCALITY: Final = "LOCAL"
 CPU: Final = kv_events.MEDIUM_CPU
 STORAGE: Final = versions.storage_medium(kv_events)
@@ -41,20 +41,20 @@ _MEDIA: Final = (CPU, STORAGE)
 
 @dataclass(slots=True)
 class _Announced:
-    """One chunk that routers have heard of."""
+    """One chunk that was announced to routers."""
 
     hashes: list[Any]  # of its blocks, as vLLM's events name them
-    media: dict[str, float]  # where it is said to be, and when that was last said (monotonic)
+    media: dict[str, float]  # medium → when it was last announced there (monotonic)
 
 
 class PoolEvents:
-    """What routers are told of the pool."""
+    """Events about the pool, for routers."""
 
     def __init__(self, shape: Geometry, cache: Any, counts: Counter[str]) -> None:
         self._shape = shape
         self._counts = counts
         sizes = [group.block_tokens for group in shape.groups]
-        # vLLM hashes runs of tokens that the blocks of every group consist of.
+        # vLLM hashes runs of tokens of which the blocks of every group are multiples.
         hashed = getattr(cache, "hash_block_size", None) or math.gcd(*sizes)
         self._hashes_a_block = shape.block_tokens // hashed
         self._group = shape.tables[0]
@@ -64,7 +64,7 @@ class PoolEvents:
         self._waiting: deque[Any] = deque()
 
     def stored(self, chunks: Iterable[tuple[TrackedRequest, int]]) -> None:
-        """Chunks of group 0 that this engine has stored: they are in the pool's DRAM."""
+        """Chunks of group 0 that this engine has just stored: they are in the pool's DRAM."""
         runs: list[tuple[TrackedRequest, range]] = []
         for tracked, chunk in chunks:
             if runs and runs[-1][0] is tracked and runs[-1][1].stop == chunk:
@@ -87,7 +87,7 @@ class PoolEvents:
             if heard is None:
                 continue
             for medium in _MEDIA if chunk >= known else (CPU,):
-                # What was announced since the pool was asked may well be there.
+                # What was announced after the pool was asked may be there.
                 if heard.media.get(medium, math.inf) < asked_at:
                     del heard.media[medium]
                     gone[medium] += heard.hashes
@@ -96,7 +96,7 @@ class PoolEvents:
         self._remove(gone)
 
     def lost(self) -> None:
-        """Nothing that was announced can be loaded any more."""
+        """Announce the removal of everything: none of it can be loaded any more."""
         gone: dict[str, list[Any]] = {medium: [] for medium in _MEDIA}
         for heard in self._announced.values():
             for medium in heard.media:
@@ -105,14 +105,14 @@ class PoolEvents:
         self._remove(gone)
 
     def take(self) -> list[Any]:
-        """What vLLM publishes with this step."""
+        """The events to publish with this step."""
         count = min(len(self._waiting), _TAKEN_MAX)
         return [self._waiting.popleft() for _ in range(count)]
 
     def _unheard(
         self, tracked: TrackedRequest, chunks: range, medium: str, now: float
     ) -> Iterator[range]:
-        """Runs of these chunks of which routers have not heard, or not for long."""
+        """Runs of these chunks that were never announced in this medium, or not lately."""
         start = chunks.start
         for chunk in chunks:
             heard = self._announced.get(short(tracked.keys[chunk]))
@@ -160,7 +160,7 @@ class PoolEvents:
         self._forget_oldest()
 
     def _extra_keys(self, request: Any, blocks: range) -> list[Any] | None:
-        """What vLLM's hashes cover beside tokens, block by block."""
+        """What vLLM's hashes cover beside tokens, by block."""
         size, image, found = self._shape.block_tokens, 0, []
         for block in blocks:
             extra, image = kv_cache_utils.generate_block_hash_extra_keys(

@@ -1,13 +1,13 @@
-"""Our span beneath vLLM's own span of a request, made in the process that makes vLLM's.
+"""Our span below vLLM's span of a request, made in the process that makes vLLM's.
 
-`RequestSpans` listens to the spans that end there. When a request's span (`llm_request`) has ended
-and what became of the request is known, in whichever order, a span of ours becomes its child, with
-the time in which the pool was asked and waited for, and the tokens of each tier.
+`RequestSpans` listens to the spans that end in its process. Once a request's span (`llm_request`)
+has ended and its outcome is known, in whichever order, a span of ours becomes its child. It covers
+the time in which the pool was asked and waited for, and has the tokens of each tier.
 
-Where the request's span does not come (the request was aborted, or ended in another API server than
+If the request's span does not come (the request was aborted, or ended in another API server than
 the one that vLLM sent its statistics to), ours becomes a child of the client's span instead, a
-sibling of vLLM's; without a client's trace it is dropped. This module is imported only where vLLM
-traces; it assumes the OpenTelemetry that vLLM uses for that. Nothing in it can fail a request.
+sibling of vLLM's; without a client's trace it is dropped. This module is imported only if vLLM
+traces, and assumes the OpenTelemetry that vLLM uses for that. Nothing in it can fail a request.
 """
 
 import re
@@ -23,20 +23,20 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from forebay.engines.boundary import Boundary
 
 NAME: Final = "forebay.request"
-OUTCOMES_MAX: Final = 1 << 12  # requests whose span has not ended
-OUTCOME_S: Final = 600.0  # likewise, after which they are not waited for
-ENDED_MAX: Final = 1 << 10  # spans of requests of which nothing is known yet
-_EACH_MAX: Final = 64  # outcomes of one request: it was preempted so often
+OUTCOMES_MAX: Final = 1 << 12  # outcomes of requests whose span has not ended
+OUTCOME_S: Final = 600.0  # how long such an outcome waits for its span
+ENDED_MAX: Final = 1 << 10  # ended spans of requests whose outcome is not known yet
+_EACH_MAX: Final = 64  # outcomes of one request, which may be preempted often
 _REQUEST: Final = "llm_request"  # as vLLM names a request's span
 _ID: Final = "gen_ai.request.id"
-_SAMPLES_MAX: Final = 128  # of one request (its `n`) whose spans are told apart
+_SAMPLES_MAX: Final = 128  # samples of one request (its `n`) whose spans are told apart
 # vLLM adds eight letters of its own to a request's id, and puts the number of a sample before it.
 _INTERNAL: Final = re.compile(r"(?P<id>.*)-[0-9a-f]{8}", re.DOTALL)
 _SAMPLE: Final = re.compile(r"\d{1,4}_(?P<id>.*)", re.DOTALL)
 
 
 class RequestSpans(SpanProcessor):
-    """Makes a span of ours for every request. Used by the thread that handles vLLM's outputs."""
+    """Makes our span for every request. Used by the thread that handles vLLM's outputs."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._boundary = Boundary()
@@ -48,17 +48,17 @@ class RequestSpans(SpanProcessor):
 
     @classmethod
     def beside_vllm(cls) -> "RequestSpans | None":
-        """Listening to vLLM's spans in this process; None: it makes none here."""
+        """Listens to vLLM's spans in this process; None if vLLM makes none here."""
         provider = trace.get_tracer_provider()
         return cls(provider) if isinstance(provider, TracerProvider) else None
 
     def on_end(self, span: ReadableSpan) -> None:
-        """A span has ended; vLLM's of a request are wanted."""
+        """A span has ended; only those of requests matter."""
         if span.name == _REQUEST:
             self._boundary.call(lambda: None, lambda: self._request_ended(span))
 
     def take(self, outcomes: Iterable[dict[str, Any]]) -> None:
-        """What became of requests."""
+        """Take over outcomes of requests."""
         self._boundary.call(lambda: None, lambda: self._take(outcomes))
 
     def _request_ended(self, span: ReadableSpan) -> None:
@@ -96,7 +96,7 @@ class RequestSpans(SpanProcessor):
                 self._make(outcome, None)
 
     def _make(self, outcome: dict[str, Any], parent: trace.SpanContext | None) -> None:
-        """A span of ours beneath vLLM's, or beneath the client's."""
+        """Make our span below vLLM's span, or below the client's."""
         if parent is None:
             carrier = dict(outcome["headers"])
             beneath = TraceContextTextMapPropagator().extract(carrier)
@@ -114,7 +114,7 @@ class RequestSpans(SpanProcessor):
 
 
 def client_id(request_id: str) -> str:
-    """A request's id as its client knows it, from the one that vLLM's scheduler has."""
+    """The id by which the client knows a request, given the id in vLLM's scheduler."""
     found = _INTERNAL.fullmatch(request_id)
     return request_id if found is None else found["id"]
 

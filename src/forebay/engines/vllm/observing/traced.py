@@ -1,8 +1,8 @@
-"""Where vLLM traces: what becomes of requests, on its way to the process that makes vLLM's spans.
+"""Outcomes of requests on their way to the process that makes vLLM's spans, if vLLM traces.
 
 vLLM makes a request's span when the request has ended, in the process of its API server, and nobody
-knows that span's id before. So the scheduler's side sends what it knows along with its statistics,
-and `spans` makes our span there. An outcome that finds no room is dropped and counted. Nothing here
+knows that span's id before. So the scheduler's side sends outcomes along with its statistics, and
+`spans` makes our span there. An outcome that finds no room is dropped and counted. Nothing here
 needs OpenTelemetry.
 """
 
@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from forebay.engines.reporting.attribution import RequestOutcome
 
-OUTCOMES_MAX: Final = 1 << 10  # of one step
-_HEADERS_MAX: Final = 1 << 14  # requests with the trace of a client
+OUTCOMES_MAX: Final = 1 << 10  # outcomes of one step
+_HEADERS_MAX: Final = 1 << 14  # requests with a client's trace
 _PARENT: Final = "traceparent"
 _STATE: Final = "tracestate"
-_HEADER_LETTERS_MAX: Final = 512  # as W3C asks of those who propagate
+_HEADER_LETTERS_MAX: Final = 512  # the least that W3C demands
 
 
 class TracedRequests:
-    """What spans are made of. Owned by the scheduler's thread."""
+    """Outcomes for spans. Owned by the scheduler's thread."""
 
     def __init__(self) -> None:
-        self._dropped = 0  # since the last step
-        self._headers: dict[str, dict[str, str]] = {}  # by request
+        self._dropped = 0  # outcomes dropped since the last step
+        self._headers: dict[str, dict[str, str]] = {}  # trace headers, by request
         self._outcomes: list[dict[str, Any]] = []
 
     def arrived(self, request: Any) -> None:
@@ -37,7 +37,7 @@ class TracedRequests:
             }
 
     def told(self, outcome: RequestOutcome) -> None:
-        """What became of a request is known."""
+        """A request's outcome is known."""
         if len(self._outcomes) >= OUTCOMES_MAX:
             self._dropped += 1
             return
@@ -56,7 +56,7 @@ class TracedRequests:
         self._headers.pop(request_id, None)
 
     def take(self, counts: dict[str, int]) -> list[dict[str, Any]]:
-        """What became known since the last step, as plain values; what was dropped is counted."""
+        """The outcomes since the last step, as plain values; dropped ones are counted."""
         if self._dropped:
             counts["dropped.spans"], self._dropped = self._dropped, 0
         outcomes, self._outcomes = self._outcomes, []
@@ -64,7 +64,7 @@ class TracedRequests:
 
 
 def _attributes(outcome: RequestOutcome) -> dict[str, str | int | float | bool]:
-    """Of the span; docs/tracing.md explains each of them."""
+    """The attributes of a span; docs/tracing.md explains each of them."""
     found: dict[str, str | int | float | bool] = {
         "forebay.decision": outcome.decision.value,
         "forebay.prompt_tokens": outcome.prompt_tokens,

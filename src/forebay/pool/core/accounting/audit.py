@@ -1,4 +1,4 @@
-"""Invariants of a pool's accounting."""
+"""Checks the pool's accounting: budgets, pins, slots and states must agree."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from forebay.pool.core.loading.loads import Loads
 
 
 def violations(dram: Dram, loads: Loads) -> list[str]:
-    """Every broken invariant, in a sentence each; empty when all is well."""
+    """Every invariant that does not hold, one sentence each; empty if all is well."""
     chunks = list(dram.chunks)
     found = [
         *_compare("taken bytes", dram.slab.taken_bytes, sum(c.slot_bytes for c in chunks)),

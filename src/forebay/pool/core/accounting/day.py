@@ -1,4 +1,4 @@
-"""What was written within the last 24 hours, by the hour."""
+"""Bytes written in the last 24 hours, by the hour."""
 
 from collections import deque
 from typing import Final
@@ -14,12 +14,12 @@ class DayWindow:
         self._hours: deque[list[float]] = deque(maxlen=_HOURS + 1)  # [when it began, bytes]
 
     def add(self, size_bytes: int, now: float) -> None:
-        """So much was written."""
+        """So many bytes were written."""
         if not self._hours or now - self._hours[-1][0] >= _HOUR_S:
             self._hours.append([now, 0])
         self._hours[-1][1] += size_bytes
 
     def total(self, now: float) -> int:
-        """What was written in hours of which any part lies in the last 24."""
+        """What was written in the last 24 hours, counting whole hours."""
         oldest = now - (_HOURS + 1) * _HOUR_S
         return int(sum(size for begun, size in self._hours if begun > oldest))

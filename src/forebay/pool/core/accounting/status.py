@@ -1,8 +1,8 @@
-"""The state of a pool's core for `forebay stats` and metrics: read from figures that are kept.
+"""The state of the core for `forebay stats` and metrics, from figures that are kept up to date.
 
-Nothing here walks over chunks or over all namespaces: a snapshot costs the same for ten as for a
-million. What is listed is bounded: tiers and volumes by the settings, namespaces by
-`NAMESPACES_MAX`, the largest; of thousands of namespaces these are found within a few snapshots.
+Nothing here walks over all chunks or namespaces: a snapshot costs the same for ten as for a
+million. Lists are bounded: tiers and volumes by the settings, namespaces by `NAMESPACES_MAX`, the
+largest; of thousands of namespaces these are found within a few snapshots.
 """
 
 from collections.abc import Mapping
@@ -33,22 +33,22 @@ _TICK_S: Final = 60.0
 
 
 class _Namespaces(NamedTuple):
-    """The namespaces that are told of."""
+    """The namespaces in a snapshot."""
 
     rows: list[dict[str, Any]]  # the largest first
-    more: int  # others; at least so many, where tiers have different ones
+    more: int  # number of other namespaces; a lower bound if tiers have different ones
 
 
 @dataclass(frozen=True, slots=True)
 class TierLife:
-    """How much may be written to a tier; 0: no limit, or not known."""
+    """The endurance of a tier; 0: no limit, or not known."""
 
     budget_bytes_a_day: int = 0
     rated_life_bytes: int = 0
 
 
 class Status:
-    """Takes the pool's figures. Owned by the pool's thread."""
+    """Takes snapshots of the pool's figures. Owned by the pool's thread."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class Status:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._barrier, self._tenants = parts.clock, parts.barrier, parts.tenants
         self._loads, self._stores, self._write_behind = loads, stores, write_behind
-        self._lives = lives  # by lower tier; of those behind the last nothing is known
+        self._lives = lives  # by lower tier; further tiers have no known endurance
         self._days = [DayWindow() for _ in range(len(parts.stack))]
-        self._written = [0] * len(parts.stack)  # when last looked at, by tier
+        self._written = [0] * len(parts.stack)  # bytes at the last look, by tier
         self._tick_at = 0.0
         self.models = ModelNames()
         self._started = parts.clock.monotonic()
 
     def tick(self, now: float) -> None:
-        """Remember, now and then, what has been written until now."""
+        """Note, now and then, how much has been written so far."""
         if now >= self._tick_at:
             self._remember_written(now)
 
@@ -132,7 +132,7 @@ class Status:
         self._metrics.stores.leased_slots.set(self._stores.filling)
 
     def _usage_of_dram(self) -> tuple[int, int, int, int]:
-        """Cap, bytes taken, payload, chunks."""
+        """DRAM's cap, bytes taken, payload bytes and chunks."""
         dram = self._dram
         payload = dram.chunks.payload_bytes
         return dram.slab.cap_bytes, dram.slab.taken_bytes, payload, len(dram.chunks)
@@ -195,12 +195,12 @@ class Status:
         return _Namespaces(rows, max(0, more))
 
     def _others(self, rows: list[dict[str, Any]], lower: list[TierStatus]) -> dict[str, Any]:
-        """What the tiers have besides these namespaces, as one row."""
+        """What the tiers have of all other namespaces, as one row."""
         _, _, payload_bytes, chunks = self._usage_of_dram()
         totals = {DRAM: NamespaceUsage(chunks, payload_bytes)}
         for tier in lower:
             totals[tier.name] = NamespaceUsage(tier.usage.records, tier.usage.payload_bytes)
-        # A tier's threads go on meanwhile: what has come since is nobody's yet.
+        # A tier's threads go on meanwhile: what has come since is in no row yet.
         left = {
             tier: NamespaceUsage(
                 max(0, total.records - sum(row["chunks"][tier] for row in rows)),
@@ -215,7 +215,7 @@ class Status:
         return _row(digits, self.models.get(namespace), usage)
 
     def _take_tenants(self) -> list[dict[str, Any]]:
-        """What each tenant has, is guaranteed and may have; what is nobody's comes last."""
+        """What each tenant holds, is guaranteed and may have; what belongs to nobody comes last."""
         dram, tenants = self._dram.quotas, list(self._tenants)
         used = {DRAM: {tenant: dram.used_bytes(tenant) for tenant in dram.holders()}}
         quotas = {DRAM: self._tenants.quotas(DRAM)}
@@ -246,7 +246,7 @@ class Status:
         for row in rows:
             for tier in self._metrics.tier_names:
                 labels = (tier, row["namespace"], row["model"])
-                # Of two namespaces with equal digits, both count.
+                # If two namespaces have the same digits, both count.
                 sizes[labels] = sizes.get(labels, 0) + row["bytes"][tier]
                 counts[labels] = counts.get(labels, 0) + row["chunks"][tier]
         self._metrics.held.namespace_bytes.replace(sizes)

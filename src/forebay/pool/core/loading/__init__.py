@@ -1,1 +1,1 @@
-"""From a lookup to the release: reading ahead, acquiring what is asked for, promising it."""
+"""From lookup to release: reading ahead, acquiring what is asked for, promising it."""

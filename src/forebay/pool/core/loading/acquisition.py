@@ -1,10 +1,10 @@
-"""Acquiring what requests asked for, chunk by chunk, until they are promised it and release it.
+"""Acquires what requests ask for, chunk by chunk, until it is promised and released.
 
-Chunks of an ask are pinned one after another inside its engine's share of the load budget; those in
-lower tiers are read first (joined, where another request reads them already). The promise is given
-when all are verified, when the share holds no more (of a stream when it is half full), or at the
-deadline with what is verified by then. An ask overtakes those of its engine that wait if DRAM has
-all of it.
+Chunks of an ask are pinned one after another within its engine's share of the load budget; those in
+lower tiers are read first (if another request reads one already, this one joins). The promise is
+given when all are verified, when the share holds no more (for a stream when it is half full), or at
+the deadline with what is verified by then. An ask overtakes others of its engine if DRAM has all of
+it.
 """
 
 from functools import partial
@@ -23,13 +23,14 @@ from forebay.pool.session import Session
 from forebay.tiers.dram.slab import slot_bytes_for
 
 _LOADED: Final = (DRAM, Direction.LOAD)
-PATIENCE_S: Final = 0.25  # how long an ask waits for what other engines hold beyond their share
+PATIENCE_S: Final = 0.25  # how long an ask waits for other engines to give back room
 
 
 class Acquisition:
     """Turns asks into promises, and ends loads. Owned by the pool's thread.
 
-    It alone changes a request's state; from the ask on also `next`, `stop`, `held` and `awaited`.
+    Only this class changes a request's state and, after the ask, its `next`, `stop`, `held` and
+    `awaited`.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class Acquisition:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._deferred = parts.clock, parts.deferred
         self._replies = Replies(parts)
-        self._hasher = hasher  # where everything is hashed again before it is promised
+        self._hasher = hasher  # None: slots are not hashed again before a promise
         self._requests, self._asks = loads.requests, loads.asks
         self._retention, self._promotions = loads.retention, loads.promotions
         self._read_ahead = read_ahead
         self.orphaned_pins = OrphanedPins()
-        self._answering: LoadRequest | None = None  # whose promise is the answer to its ask
+        self._answering: LoadRequest | None = None  # whose ask is being answered now
 
     def begin(self, request: LoadRequest, first: int, count: int) -> None:
-        """A request asks for these chunks; the promise follows, now or later."""
+        """A request asks for these chunks; the promise follows, at once or later."""
         self._retention.asked(request)
         request.state, request.asked_at = LoadState.ASKED, self._clock.monotonic()
         request.first = request.next = request.run = max(0, first)
@@ -58,11 +59,11 @@ class Acquisition:
         self._answering = None
 
     def refuse(self, session: Session, number: int, first: int) -> None:
-        """Answer an ask for what was not looked up, or was asked for before."""
+        """Answer an ask for a request that was not looked up, or has asked before."""
         self._replies.promise(session, number, first, [], 0)
 
     def release(self, request: LoadRequest, positions: list[int]) -> None:
-        """An engine has copied these chunks; none named: all of them, and the request is over."""
+        """An engine has copied these chunks; an empty list: all, and the request is over."""
         if not positions:
             self.end(request)
             return
@@ -71,32 +72,32 @@ class Acquisition:
         self._dram.unpin_for_load(request.engine, *copied)
 
     def _copied(self, request: LoadRequest, count: int) -> None:
-        """So many chunks of a promise were released."""
+        """Count chunks of a promise that were released."""
         if count and request.state is LoadState.PROMISED:
             took_s = self._clock.monotonic() - request.promised_at
             self._metrics.tiers.seconds.observe(took_s, _LOADED, count)
 
     def give_up(self, request: LoadRequest) -> None:
-        """Promise nothing to a request, if it waits for a promise, and end it."""
+        """End a request; if it waits for a promise, promise nothing."""
         if request.state is LoadState.ASKED:
             self.refuse(request.session, request.number, request.first)
         self.end(request)
 
     def disconnected(self, request: LoadRequest) -> None:
-        """End a request of a connection that is over; its engine may be copying what it holds."""
+        """End a request whose connection is over; what its engine may be copying stays pinned."""
         if request.state is LoadState.PROMISED and request.held:
             self.orphaned_pins.take_over(request)
         self.end(request)
 
     def settled(self, engine: str) -> None:
-        """An engine copies nothing any more."""
+        """An engine reads nothing any more: unpin all it was promised."""
         for chunk in self.orphaned_pins.end(engine):
             self._dram.unpin_for_load(engine, chunk)
         for request in self._requests.of_engine(engine):
             self.end(request)
 
     def damaged(self, chunk: Chunk) -> None:
-        """A slot does not hold what it should: forget it, and promise it to nobody."""
+        """A slot is damaged: drop the chunk, and promise it to nobody."""
         self._metrics.error(ErrorKind.DRAM_CORRUPT)
         for request in [each for each in self._requests if chunk in each.retained.pinned]:
             self._read_ahead.stop_retaining(request)
@@ -111,14 +112,14 @@ class Acquisition:
             self.advance(request)
 
     def cut(self, request: LoadRequest) -> None:
-        """Of a stream, no more comes than has come without a hole."""
+        """End a stream after what has come without a hole."""
         self._fail(request, request.contiguous())
         self._end_if_complete(request)
 
     # Acquiring chunks for an ask.
 
     def advance(self, request: LoadRequest) -> None:
-        """Acquire as much as there is room for, and promise if that is all there will be."""
+        """Acquire as much as there is room for; promise it if no more room will come."""
         is_first, before = self._asks.first(request.engine) is request, request.next
         is_asked = request.state is LoadState.ASKED
         if is_asked and not (request.awaited or self._hasher):
@@ -138,9 +139,9 @@ class Acquisition:
             self._hand_out(request)
 
     def _pin_run(self, request: LoadRequest, *, whole: bool) -> None:
-        """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now.
+        """Pin what lies in DRAM and fits, all at once, which is all that most asks need.
 
-        `whole`: all that is wanted, or nothing.
+        `whole`: pin everything that is wanted, or nothing.
         """
         left_bytes = self._dram.load_budget.left_bytes(request.engine)
         group, run = request.group, list[Chunk]()
@@ -161,10 +162,10 @@ class Acquisition:
         request.in_dram += len(run)
 
     def _has_all_room(self, request: LoadRequest) -> bool:
-        """Whether a request has all the room it will get: more than that comes only in a stream.
+        """Whether a request has all the room it will get without being promised as a stream.
 
-        What its engine holds for other requests comes back. What other engines hold, if they are
-        alive, comes back as well, and is waited for a little; orphaned pins may stay for long.
+        What its engine holds for other requests comes back. What other engines hold comes back as
+        well if they are alive, and is waited for a little; orphaned pins may stay for long.
         """
         budget, engine = self._dram.load_budget, request.engine
         pinned = {*request.held.values(), *self.orphaned_pins}
@@ -185,15 +186,15 @@ class Acquisition:
         return now - request.waits_since >= PATIENCE_S
 
     def _is_all_of_its_tenant(self, request: LoadRequest, wanted_bytes: int) -> bool:
-        """Whether a request holds so much of what its tenant may that no more fits beside it."""
+        """Whether a request holds so much of its tenant's quota that no more fits beside it."""
         held_bytes = sum(chunk.slot_bytes for chunk in request.held.values())
         return not self._dram.quotas.ever_fits(request.tenant, held_bytes + wanted_bytes)
 
     def _will_pause(self, request: LoadRequest) -> bool:
-        """Whether a stream needs more than all of the room, and half of it has been filled by now.
+        """Whether a stream needs more than all of its room, and has filled half of it in time.
 
-        Its engine has to have copied something by the time that the room is full. Tiers that were
-        too slow for this, or leave a hole, have to fill all of it before they are relied upon.
+        Then it is promised now: its engine has to copy something by the time the room is full. If
+        tiers were too slow for this, or left a hole, all of the room is filled first.
         """
         if not request.stream or request.first not in request.held:
             return False
@@ -205,8 +206,8 @@ class Acquisition:
         return request.first + len(request.held) >= half <= request.contiguous()
 
     def _acquire(self, request: LoadRequest, position: int) -> bool:
-        """Pin or await one chunk; False if there is no room for it now."""
-        if position not in request.awaited:  # since its lookup
+        """Pin one chunk, or wait for it; False if there is no room for it now."""
+        if position not in request.awaited:  # it may be awaited since its lookup
             outcome = self._promotions.fetch(request, position)
             if outcome is FetchOutcome.GONE:
                 self._fail(request, position)
@@ -243,7 +244,7 @@ class Acquisition:
     def _hashed(
         self, request: LoadRequest, position: int, chunk: Chunk, digests: list[bytes]
     ) -> None:
-        """A slot was hashed again before a promise."""
+        """A slot was hashed again before a promise: hold the chunk, or fail it."""
         self._dram.unpin_for_load(request.engine, chunk)
         sound = digests == [chunk.digest]  # verify: dram hash
         if position not in request.awaited:
@@ -261,9 +262,9 @@ class Acquisition:
         return self._dram.load_budget.fits(request.engine, slot_bytes)
 
     def _make_way(self, request: LoadRequest) -> bool:
-        """Let go of what is retained for one that has not asked, or asked later; if there was any.
+        """Stop retaining for a request that has not asked, or asked later; False if none does.
 
-        It frees slots; who waits for the load budget would gain nothing by it.
+        This frees slots; a request that waits for its share of the load budget gains nothing by it.
         """
         if not self._fits(request, self._slot_bytes(request.keys[request.next])):
             return False
@@ -281,7 +282,7 @@ class Acquisition:
         return last is not None and not last.tiers and self._dram.policies.queued_bytes > 0
 
     def _slot_bytes(self, key: bytes) -> int:
-        """What a chunk takes in DRAM, whether it is there or not."""
+        """The size of a chunk's slot, whether the chunk is in DRAM or not."""
         chunk = self._dram.chunks.get(key)
         if chunk is not None:
             return chunk.slot_bytes
@@ -289,10 +290,10 @@ class Acquisition:
         return 0 if length is None else slot_bytes_for(length)
 
     def received(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
-        """A chunk that a request may wait for is READY, or was dropped."""
+        """A chunk that a request may wait for has become READY, or was dropped."""
         if not request.stop_awaiting(position, chunk.key):
             return
-        is_due = position < request.next  # else it was read ahead
+        is_due = position < request.next  # otherwise it was read ahead
         if chunk.state is not SlotState.READY:
             self._fail(request, position)
         elif is_due:
@@ -303,10 +304,10 @@ class Acquisition:
         self.advance(request)
 
     def _fail(self, request: LoadRequest, position: int) -> None:
-        """A chunk cannot be had: what follows it is cut off."""
+        """A chunk failed: cut off what follows it."""
         self._promotions.cut_off(request, position)
         if request.state is LoadState.PROMISED:
-            # What was handed out behind it stays pinned until released: it may be being copied.
+            # What was handed out after it stays pinned until released: it may be being copied.
             self._replies.failed(request, position)
             return
         for behind in [held for held in request.held if held > position]:
@@ -315,11 +316,11 @@ class Acquisition:
     # Promises, and the end.
 
     def promise_what_is_here(self, request: LoadRequest) -> None:
-        """Promise what is verified by now, and wait for no more."""
+        """Promise what is verified by now, and wait for nothing more."""
         self._promise(request, request.contiguous())
 
     def _promise(self, request: LoadRequest, stop: int) -> None:
-        """Promise [first, stop), hand out what is held of it without a hole, let go of the rest."""
+        """Promise [first, stop) up to the first hole, and let go of the rest."""
         request.stop = min(stop, request.stop)
         request.next = min(request.contiguous(), request.stop)
         for behind in [held for held in request.held if held >= request.next]:
@@ -329,13 +330,13 @@ class Acquisition:
         self._hand_out(request)
 
     def _hand_out(self, request: LoadRequest) -> None:
-        """Promise all that is still wanted, and hand out what is held of it."""
+        """Promise everything that is still wanted, and hand out what is held of it."""
         end = min(request.contiguous(), request.stop)
         held = [request.held[position] for position in range(request.first, end)]
         request.state = LoadState.PROMISED
         if request is self._answering:
             self._deferred.add(partial(self._retention.end, request))
-        else:  # whoever comes next may use what was retained for it
+        else:  # what was retained for it is of use to the next request
             self._retention.end(request)
         total = max(0, request.stop - request.first)
         request.promised_at = self._clock.monotonic()
@@ -352,7 +353,7 @@ class Acquisition:
                 self.end(request)
 
     def end(self, request: LoadRequest) -> None:
-        """It is over, in whatever state it was: nothing is held, awaited or retained for it."""
+        """End a request in any state: hold, await and retain nothing for it."""
         self._copied(request, len(request.held))
         self._dram.unpin_for_load(request.engine, *request.held.values())
         request.held.clear()

@@ -1,12 +1,13 @@
-"""Loads, from ask to release: what engines say of them, and whose turn it is.
+"""Loads, from ask to release: what engines say about them, and whose turn it is.
 
-A load begins with a lookup (`lookups`): what DRAM has of it is retained, and the rest read ahead
-(`retention`, `read_ahead`, `promotions`). Ask: chunks are pinned and read, and promised
-(`acquisition`). Release: they are unpinned. Records of other groups than the chain's are looked up
-one by one, and asked for with the chunks that they go with. What was promised may be being read
-after its connection is over: see `orphaned_pins`. The states of a load are drawn in `request`.
+A load begins with a lookup (`lookups`): what DRAM has of it is retained, and the rest is read ahead
+(`retention`, `read_ahead`, `promotions`). Ask: its chunks are pinned and read, and promised
+(`acquisition`). Release: they are unpinned. Records of local groups are looked up one by one, and
+asked for with the chunks that they belong to. What was promised may be being read after its
+connection is over: see `orphaned_pins`. `request` draws the states of a load.
 
-Whatever brings room, a chunk or a deadline comes here, and is handed down to those who act on it.
+Whatever brings room, a chunk or a deadline comes here, and is passed on to the module that acts on
+it.
 """
 
 from collections import Counter
@@ -31,7 +32,7 @@ from forebay.pool.messages import Ask, Release, short_keys
 from forebay.pool.session import Session
 from forebay.record.region import SHORT_KEY_BYTES
 
-DEADLINE_S_MAX: Final = 60.0  # of an ask; a later one is taken for this
+DEADLINE_S_MAX: Final = 60.0  # the latest deadline of an ask; later ones count as this
 
 
 class Loads:
@@ -48,7 +49,7 @@ class Loads:
         self.acquisition = Acquisition(parts, hasher, self.parts, self.read_ahead)
 
     def ask(self, session: Session, message: Ask) -> None:
-        """Begin to acquire the chunks of a request; the promise follows, now or later."""
+        """Begin to acquire the chunks of a request; the promise follows, at once or later."""
         request = self.requests.get(session, message.request)
         if request is None or request.state is not LoadState.ARRIVED:
             self.acquisition.refuse(session, message.request, message.first)
@@ -69,7 +70,7 @@ class Loads:
             self._demand.asked_for(request.tenant, keys, len(keys))
 
     def _add_local(self, request: LoadRequest, message: Ask) -> list[list[bytes]] | None:
-        """A request asks for records of other groups too, with these keys; None: it may not."""
+        """The keys of the ask's local records, by run, added to the request; None if refused."""
         mask = self._tenants.mask(request.tenant)[:SHORT_KEY_BYTES]
         runs = [
             (run.group, unrepeated(short_keys(masked(run.keys, mask)))) for run in message.local
@@ -90,7 +91,7 @@ class Loads:
             self._take_turns()
 
     def cancel(self, session: Session, number: int) -> None:
-        """Forget a request in whatever state."""
+        """Forget a request, in any state."""
         request = self.requests.get(session, number)
         if request is not None:
             self.acquisition.end(request)
@@ -112,7 +113,7 @@ class Loads:
         return engine in self.acquisition.orphaned_pins
 
     def tick(self, now: float) -> None:
-        """Look at deadlines; then whoever waited for room may go on."""
+        """Handle deadlines, then let requests go on that wait for room."""
         for request in self._asks.due(now):
             self._metrics.promises_cut.add()
             request.note.cut = request.note.cut or Decision.DEADLINE
@@ -122,13 +123,13 @@ class Loads:
         self._take_turns()
 
     def retain_nothing(self) -> None:
-        """Retain nothing for those that have not been promised it: an operator comes first."""
+        """Retain nothing for requests without a promise, since an operator goes first."""
         for request in list(self.requests):
             if request.state < LoadState.PROMISED:
                 self.read_ahead.stop_retaining(request)
 
     def refuse_all_of(self, tenant: bytes) -> None:
-        """A tenant is forgotten: nothing more is promised of what its requests looked up."""
+        """A tenant is forgotten: promise nothing more of its requests."""
         for request in [each for each in self.requests if each.tenant == tenant]:
             if request.state is not LoadState.PROMISED:
                 self._guarded(request, partial(self.acquisition.give_up, request))
@@ -149,28 +150,28 @@ class Loads:
         self._take_turns()
 
     def _take_turns(self) -> None:
-        """Let everyone go on who waited for room: asks by engine, in order; then reading ahead."""
+        """Let all go on that wait for room: asks, engine by engine; then reading ahead."""
         for engine in self._asks.turns():
             while (request := self._asks.first(engine)) is not None:
                 self._guarded(request, partial(self.acquisition.advance, request))
                 if request.wants_more:
-                    break  # those behind it wait, however little they want
+                    break  # those after it wait, however little they want
         if self._retention.has_unread:
             self.read_ahead.run()
 
     def _guarded(self, request: LoadRequest, step: Callable[[], None]) -> None:
-        """Do something for one request; an exception ends that request alone."""
+        """Run a step for one request; an exception ends that request alone."""
         if not self._barrier.call("a load", step):
-            request.stop = request.next  # whatever happens, it is not tried again
+            request.stop = request.next  # even if ending it fails, it is not tried again
             self._barrier.call("the end of a load", self.acquisition.give_up, request)
 
     @property
     def retained_bytes(self) -> int:
-        """What stays in DRAM for requests that have not been promised it yet."""
+        """What is retained in DRAM for requests that have not been promised it yet."""
         return self._retention.used_bytes
 
     def retained_for(self, engine: str, key: bytes) -> int:
-        """Of these, what was taken from an engine's share for one chunk."""
+        """The part of this that was taken from an engine's share for one chunk."""
         return self._retention.taken_for(engine, key)
 
     @property
@@ -179,5 +180,5 @@ class Loads:
         return self._promotions.in_flight
 
     def queue_depths(self) -> tuple[int, Counter[int]]:
-        """Asks that have no promise yet; and reads in flight, by tier."""
+        """How many asks have no promise yet; and reads in flight, by tier."""
         return self._asks.waiting, self._promotions.in_flight_by_tier()

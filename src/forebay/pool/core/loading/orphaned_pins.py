@@ -1,7 +1,8 @@
-"""Pins of what was promised on connections that are over, and may still be being read.
+"""Pins of promised chunks whose connection is over, but which may still be being read.
 
-A process that lives may be copying out of a slot, connection or not. So these chunks keep the pin
-that their request had, one for each engine, and count against its share of the load budget.
+A process that lives may be copying out of a slot, whether its connection lives or not. So these
+chunks keep their request's pin, one per engine, and count against the engine's share of the load
+budget.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,7 +12,7 @@ from forebay.pool.core.loading.request import LoadRequest
 
 
 class OrphanedPins:
-    """By engine, until it says that nobody reads them, or all of its processes are gone."""
+    """By engine, until it says that nobody reads them, or all of its processes have exited."""
 
     def __init__(self) -> None:
         self._by_engine: dict[str, set[Chunk]] = {}
@@ -24,11 +25,11 @@ class OrphanedPins:
             yield from chunks
 
     def of(self, engine: str) -> Collection[Chunk]:
-        """What an engine may still be reading."""
+        """The chunks that an engine may still be reading."""
         return self._by_engine.get(engine, ())
 
     def take_over(self, request: LoadRequest) -> None:
-        """Take what a request holds; of a chunk that is here already the request keeps its pin."""
+        """Take over the pins of a request, except of chunks that are pinned here already."""
         pinned = self._by_engine.setdefault(request.session.engine, set())
         for position, chunk in list(request.held.items()):
             if chunk not in pinned:
@@ -36,5 +37,5 @@ class OrphanedPins:
                 del request.held[position]
 
     def end(self, engine: str) -> set[Chunk]:
-        """The engine reads them no more; the caller unpins them."""
+        """An engine does not read its chunks any more; the caller has to unpin them."""
         return self._by_engine.pop(engine, set())

@@ -1,9 +1,9 @@
-"""Chunks on their way from lower tiers into DRAM, each read once however many wait for it.
+"""Chunks on their way from lower tiers into DRAM, each read once, however many wait for it.
 
-A slot is taken when a read begins and counts against the load budget until it has ended: against
-its engine's share as long as anyone waits for it. The chunk is in the table as LOADING all the
-while, so that others join it instead of reading it again. What is read for who has not asked stays
-inside what may be retained for its engine, and is `AHEAD_READS` at once.
+A read takes a slot when it begins, and counts against the load budget until it has ended: against
+its engine's share as long as anyone waits for it. In the meantime the chunk is in the table as
+LOADING, so that others join the read instead of reading it again. Reads for requests that have not
+asked stay within what may be retained for their engine, `AHEAD_READS` at once.
 """
 
 from collections import Counter
@@ -26,9 +26,9 @@ from forebay.record.header import ROOT, RecordName
 from forebay.tiers.contract import Hit, Miss, MissReason
 from forebay.tiers.dram.slab import slot_bytes_for
 
-AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
+AHEAD_READS: Final = 8  # in flight at once for requests that have not asked
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
-# What a read that gave nothing means to the requests that waited for it.
+# What a failed read means to the requests that waited for it.
 _WHY: Final = {
     MissReason.CORRUPT: Decision.CORRUPT,
     MissReason.WRONG_RECORD: Decision.CORRUPT,
@@ -39,20 +39,20 @@ _WHY: Final = {
     MissReason.DEADLINE: Decision.DEADLINE,
     MissReason.BUSY: Decision.DEADLINE,
 }
-Waiting = dict[tuple[LoadRequest, int], None]  # who waits for a chunk, and which of theirs it is
+Waiting = dict[tuple[LoadRequest, int], None]  # who waits for a chunk, and at which position
 
 
 class FetchOutcome(Enum):
-    """What became of a chunk that a request wants next."""
+    """What became of a chunk that a request wants."""
 
     HERE = auto()  # READY in DRAM
-    AWAITED = auto()  # LOADING; the request hears when that has ended
-    NO_ROOM = auto()  # now
-    GONE = auto()  # it cannot be had
+    AWAITED = auto()  # LOADING; the request hears when the read has ended
+    NO_ROOM = auto()  # there is no room for it now
+    GONE = auto()  # it cannot be loaded
 
 
 class Promotions:
-    """All reads in flight. Owned by the pool's thread; `complete` brings them back to it."""
+    """All reads in flight. Owned by the pool's thread; `complete` brings results back to it."""
 
     def __init__(
         self,
@@ -63,29 +63,29 @@ class Promotions:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._complete = parts.clock, parts.complete
         self._retention = retention
-        self._ended = ended  # called on the pool's thread for every read; it calls `end`
+        self._ended = ended  # called on the pool's thread after every read; has to call `end`
         self._waiting: dict[Chunk, Waiting] = {}
-        self._source: dict[Chunk, int] = {}  # the tier that each is read from, first of all
+        self._source: dict[Chunk, int] = {}  # the tier that is tried first
         self._ahead: set[Chunk] = set()
 
     @property
     def in_flight(self) -> int:
-        """Reads that tiers have not answered yet."""
+        """Reads that tiers have not finished."""
         return len(self._waiting)
 
     @property
     def are_too_many_unawaited(self) -> bool:
-        """Whether reads that nobody waits for have more than an eighth of DRAM."""
+        """Whether reads that nobody waits for hold more than an eighth of DRAM."""
         unawaited_bytes = self._dram.load_budget.used_by(NOBODY)
         return unawaited_bytes > self._dram.slab.cap_bytes // 8
 
     def begin(
         self, engine: str, name: RecordName, length: int, *, ahead: bool, only_free: bool = False
     ) -> Chunk | None:
-        """Begin to read a chunk that a lower tier has; None if there is no slot for it.
+        """Begin to read a chunk from a lower tier; None if there is no slot for it.
 
-        Nor is there one while reads that nobody waits for any more have an eighth of DRAM.
-        `only_free`: nor is one freed for it.
+        No slot is given while reads that nobody waits for hold an eighth of DRAM. `only_free`: nor
+        is a chunk evicted for it.
         """
         if self.are_too_many_unawaited:  # verify: unawaited
             return None
@@ -102,7 +102,7 @@ class Promotions:
         return chunk
 
     def fetch(self, request: LoadRequest, position: int) -> FetchOutcome:
-        """Have a chunk come that a request wants, unless it is here."""
+        """Bring a chunk that a request wants into DRAM, unless it is there."""
         key = request.keys[position]
         chunk = self._dram.chunks.get(key)
         if chunk is None:
@@ -121,7 +121,7 @@ class Promotions:
         return FetchOutcome.AWAITED
 
     def _read(self, request: LoadRequest, position: int) -> Chunk | None:
-        """Begin to read a chunk from a lower tier; None if it is not there or there is no room."""
+        """Begin to read a chunk from a lower tier; None if none has it or there is no room."""
         key = request.keys[position]
         length = self._stack.length_of(key)
         if length is None or not self._fits_ever(request, length):
@@ -142,25 +142,25 @@ class Promotions:
         return self._dram.load_budget.fits(request.engine, slot_bytes)
 
     def _fits_ever(self, request: LoadRequest, length: int) -> bool:
-        """Whether DRAM, and what its tenant may hold of it, could hold so much."""
+        """Whether a payload could ever fit into DRAM, and within its tenant's quota."""
         quotas = self._dram.quotas
         return self._dram.slab.fits(length) and quotas.ever_fits(
             request.tenant, slot_bytes_for(length)
         )
 
     def _why_not(self, request: LoadRequest, position: int) -> FetchOutcome:
-        """A chunk cannot be read: for want of room, or because it cannot be had at all."""
+        """Why a chunk is not read: NO_ROOM for now, or GONE."""
         key = request.keys[position]
-        is_leaving = self._dram.chunks.is_leaving(key)  # another copy has to wait for its slot
+        is_leaving = self._dram.chunks.is_leaving(key)  # its slot has to be free first
         length = None if is_leaving else self._stack.length_of(key)
         if length is not None and self._fits_ever(request, length):
             return FetchOutcome.NO_ROOM
-        if length is None and request.note.cut is None:  # since its lookup: nobody else says why
+        if length is None and request.note.cut is None:  # lost since the lookup: note why here
             request.note.cut = self.why_gone(key) or Decision.EVICTED
         return FetchOutcome.GONE
 
     def why_gone(self, key: bytes) -> Decision | None:
-        """Why a chunk cannot be had; None: it never was here, as far as is remembered."""
+        """Why a chunk cannot be loaded; None if it never was here, as far as is remembered."""
         why = self._dram.lost_keys.reason(key)
         off = None if why is not None else self._stack.why_off(key)
         if off is None:
@@ -168,7 +168,7 @@ class Promotions:
         return Decision.REQUEST_BUDGET if off is MissReason.BUDGET else Decision.TIER_OFF
 
     def in_flight_by_tier(self) -> Counter[int]:
-        """Reads that tiers have not answered yet, by tier."""
+        """Reads that tiers have not finished, by tier."""
         return Counter(self._source.values())
 
     def _join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
@@ -179,7 +179,7 @@ class Promotions:
             self._ahead.discard(chunk)
 
     def asked(self, request: LoadRequest, wanted: range) -> None:
-        """A request asks for these of its chunks: it waits for no other, and those are due."""
+        """A request asks for these of its chunks: stop waiting for others; these are due."""
         self._leave(request, [position for position in request.awaited if position not in wanted])
         for position in request.awaited:
             chunk = self._dram.chunks.get(request.keys[position])
@@ -187,25 +187,25 @@ class Promotions:
                 self._ahead.discard(chunk)
 
     def cut_off(self, request: LoadRequest, position: int) -> None:
-        """What is at a position cannot be had: a request waits for nothing that follows."""
+        """A chunk cannot be loaded: the request stops waiting for it and all that follows."""
         self._leave(request, [waited for waited in request.awaited if waited >= position])
         request.cut_off(position)
 
     def leave(self, request: LoadRequest) -> None:
-        """A request waits for nothing any more."""
+        """A request stops waiting for anything."""
         self._leave(request, list(request.awaited))
 
     def _leave(self, request: LoadRequest, positions: list[int]) -> None:
-        """It does not wait for these: nobody is charged with what nobody waits for.
+        """Stop waiting at these positions; a read that nobody waits for is charged to nobody.
 
-        A tier may hang for long, and meanwhile nothing grows with those who have gone.
+        So nothing grows with requests that have gone while a tier hangs.
         """
         for position in positions:
             request.awaited.discard(position)
             chunk = self._dram.chunks.get(request.keys[position])
             waiting = None if chunk is None else self._waiting.get(chunk)
             if chunk is None or waiting is None:
-                continue  # it is here, and only hashed again
+                continue  # it is in DRAM, and just being hashed again
             waiting.pop((request, position), None)
             if not waiting and chunk.engine != NOBODY:
                 self._ahead.discard(chunk)
@@ -215,7 +215,7 @@ class Promotions:
         self._complete(partial(self._ended, chunk, operations))
 
     def end(self, chunk: Chunk, operations: list[TierOperation]) -> Waiting:
-        """A read has ended: the chunk is READY, or was dropped. Who waited for it."""
+        """A read has ended: make the chunk READY, or drop it; returns who waited for it."""
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
         del self._source[chunk]
@@ -232,7 +232,7 @@ class Promotions:
         return waiting
 
     def _note(self, chunk: Chunk, waiting: Waiting, operation: TierOperation) -> None:
-        """A chunk could not be read: whoever waits for it, and looks it up later, hears why."""
+        """Note why a chunk could not be read, for those who wait and for later lookups."""
         outcome = operation.outcome
         reason = outcome.reason if isinstance(outcome, Miss) else MissReason.WRONG_RECORD
         why = _WHY.get(reason, Decision.EVICTED)

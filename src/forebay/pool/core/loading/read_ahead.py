@@ -1,8 +1,9 @@
-"""Reading ahead: what is not asked for yet comes into DRAM while nobody who asked waits for room.
+"""Reading ahead: loads chunks before they are asked for, while no ask waits for room.
 
-What an engine has looked up is retained where it is here, and read where it is not, unless an ask
-of that engine waits: each engine's in order of arrival, and the engines in turn. It hears how much
-has come. What nobody has looked up may be read as well, into slots that are free.
+What an engine has looked up is retained if it is in DRAM, and read if it is not, unless an ask of
+that engine waits: the requests of an engine in order of arrival, and the engines in turn. The
+engine hears how much has come. Chunks that nobody has looked up may be read as well, into free
+slots.
 """
 
 from collections.abc import Collection
@@ -19,12 +20,12 @@ from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Found
 from forebay.record.header import RecordName
 
-TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
+TELL_CHUNKS: Final = 16  # chunks that come into DRAM before an engine hears of it
 
 
 @dataclass(frozen=True, slots=True)
 class LoadParts:
-    """What those who move loads work with; made once, when the pool begins."""
+    """The objects that the parts of loading share; made once, when the pool begins."""
 
     requests: LoadRequests
     asks: Asks
@@ -33,7 +34,7 @@ class LoadParts:
 
 
 class ReadAhead:
-    """Loads that have ARRIVED; it alone changes their `next`, `stop` and `awaited`.
+    """Reads ahead for ARRIVED loads; until the ask only it changes `next`, `stop`, `awaited`.
 
     Owned by the pool's thread.
     """
@@ -44,12 +45,12 @@ class ReadAhead:
         self._promotions = loads.promotions
 
     def add(self, request: LoadRequest) -> None:
-        """A request was looked up: retain what is here of it, and begin to read the rest."""
+        """A request was looked up: retain what DRAM has of it, and begin to read the rest."""
         self._retention.add(request)
         self.run()
 
     def learned(self, learned: Collection[bytes]) -> None:
-        """A tier knows these keys now, or that it has them not: who waits for one may want more."""
+        """A tier found out whether it has these keys: requests that wait for one may want more."""
         for request in self._retention.waiting_for(learned):
             keys = request.unknown_keys
             if request.stop < len(request.keys):
@@ -66,13 +67,13 @@ class ReadAhead:
         self.run()
 
     def run(self) -> None:
-        """Read what may be read now, of each engine none of whose asks waits."""
+        """Read what may be read now, for each engine that has no waiting ask."""
         for engine in self._retention.turns():
             if self._asks.first(engine) is None:
                 self._read_for(engine)
 
     def received(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
-        """A chunk that a request may wait for is READY, or was dropped."""
+        """A chunk that a request may wait for has become READY, or was dropped."""
         if not request.stop_awaiting(position, chunk.key):
             return
         if chunk.state is not SlotState.READY:
@@ -81,7 +82,7 @@ class ReadAhead:
         self._retention.retain_early(request, position)
 
     def stop_retaining(self, request: LoadRequest) -> None:
-        """Retain nothing for a request; what it holds since it asked stays."""
+        """Retain nothing for a request; what it holds since its ask stays."""
         self._retention.end(request)
         if request.state is LoadState.ARRIVED and request.awaited:
             self._promotions.leave(request)
@@ -89,7 +90,7 @@ class ReadAhead:
     def _read_for(self, engine: str) -> None:
         chunks = self._dram.chunks
         for request in self._retention.unread(engine):
-            # Nothing is read behind what cannot be retained.
+            # Nothing is read after a chunk that cannot be retained.
             while self._retain(request) and request.wants_more:
                 if chunks.is_ready(request.keys[request.next]):
                     request.next += chunks.ready_prefix(request.keys[request.next : request.stop])
@@ -102,7 +103,7 @@ class ReadAhead:
                 return
 
     def _fetch(self, request: LoadRequest, position: int) -> bool:
-        """Have one chunk come that is not here; False if there is no room for it now."""
+        """Fetch one chunk that is not in DRAM; False if there is no room for it now."""
         if position not in request.awaited:
             outcome = self._promotions.fetch(request, position)
             if outcome is FetchOutcome.NO_ROOM:
@@ -115,10 +116,10 @@ class ReadAhead:
         return True
 
     def _retain(self, request: LoadRequest) -> bool:
-        """A request has come by more of what it will want: keep it, and tell; False: not all."""
+        """Retain what has come for a request, and tell its engine; False if not all of it fits."""
         retained = request.retained.chunks
         if request.next > retained and not self._is_here(request.keys[request.next - 1]):
-            request.next = retained  # there was no room to retain it, and it left
+            request.next = retained  # it could not be retained, and left
         is_all = self._retention.retain(request)
         ready = request.retained.ready
         if ready >= request.told + TELL_CHUNKS or ready >= request.stop > request.told:
@@ -129,22 +130,22 @@ class ReadAhead:
     def _is_here(self, key: bytes) -> bool:
         return self._dram.chunks.get(key) is not None
 
-    # For nobody yet.
+    # Reads that no request has asked for.
 
     def wait_for_room(self) -> bool:
-        """Whether anyone, asked or only arrived, has not begun to load all that it wants."""
+        """Whether any request, asked or not, has not begun to load all that it wants."""
         return self._retention.wants_more() or any(request.wants_more for request in self._asks)
 
     @property
     def may_fetch_ahead(self) -> bool:
-        """Whether a chunk that nobody has asked for may be read, if there is a free slot for it."""
+        """Whether a chunk that no request wants may be read into a free slot."""
         return not (self._promotions.are_too_many_unawaited or self.wait_for_room())
 
     def fetch_ahead(self, name: RecordName, length: int) -> Chunk | None:
-        """Begin to read a chunk that nobody has asked for; None if there is no free slot for it."""
+        """Begin to read a chunk that no request wants; None if there is no free slot."""
         return self._promotions.begin(NOBODY, name, length, ahead=False, only_free=True)
 
     @property
     def reads_in_flight(self) -> int:
-        """Chunks on their way from lower tiers, for whomever."""
+        """All reads from lower tiers that are in flight."""
         return self._promotions.in_flight

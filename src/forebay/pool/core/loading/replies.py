@@ -1,7 +1,7 @@
-"""What engines are told of their loads: what is promised, and what follows it.
+"""Tells engines about their loads: what is promised, and what follows a promise.
 
 A promise carries a proof over the keys of what it hands out, and each later chunk its own key, so
-that an engine never takes a slot for another chunk's; see docs/protocol.md.
+that an engine never mistakes one chunk's slot for another's; see docs/protocol.md.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from forebay.pool.session import Session
 
 
 class Replies:
-    """Sends promises, and counts what left with them."""
+    """Sends promises, and counts the chunks in them."""
 
     def __init__(self, parts: CoreParts) -> None:
         self._dram, self._metrics = parts.dram, parts.metrics
         self._tenants = parts.tenants
-        self._generation = parts.generation  # of the slab that slots are named in
+        self._generation = parts.generation  # of the slab that offsets refer to
 
     def promise(
         self, session: Session, number: int, first: int, held: list[Chunk], total: int
     ) -> None:
-        """Hand out what is held, and say how much there will be with it."""
+        """Hand out what is held, and say how many chunks are promised in all (`total`)."""
         self._count(held)
         offsets = [chunk.offset for chunk in held]
         lengths = [chunk.length for chunk in held]
@@ -37,7 +37,7 @@ class Replies:
         session.send(Promise(number, self._generation, first, total, *slots))
 
     def ready(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
-        """Hand out a chunk that was promised before it was here."""
+        """Hand out a chunk that came after it was promised."""
         self._count([chunk])
         slot = chunk.offset, chunk.length, self._key(chunk), chunk.take_source()
         request.session.send(Ready(request.number, self._generation, position, *slot))
@@ -47,7 +47,7 @@ class Replies:
         request.session.send(Ready(request.number, self._generation, position, 0, 0, b""))
 
     def _key(self, chunk: Chunk) -> bytes:
-        """A chunk's key as its engine knows it."""
+        """A chunk's key without its tenant's mask."""
         return masked(chunk.name.key, self._tenants.mask(chunk.name.tenant))
 
     def _count(self, chunks: Sequence[Chunk]) -> None:

@@ -6,19 +6,14 @@
     PROMISED   the promise was sent; of a stream, the rest is handed out as it comes
     OVER       it holds nothing and nobody knows it any more
 
-    ARRIVED → ASKED       Ask
-    ASKED → PROMISED      all is verified, no more can be had, or the deadline has come
-    any → OVER            Release of everything, Cancel, Settled, or its connection is gone
+Only `Acquisition` changes the state. Until the ask only `ReadAhead` changes what is drawn below,
+from then on only `Acquisition`; only `Retention` changes `retained`.
 
 `Acquisition` alone changes the state. What is drawn below is changed by `ReadAhead` alone until the
 ask, and by `Acquisition` alone from then on; `retained` by `Retention` alone.
 
-    [0, first)        the engine has these itself
-    [first, next)     acquired: each is held (pinned, verified) or awaited; before the ask nothing
-                      is held, but what has come into DRAM is retained
-    [next, stop)      promised in a stream, or hoped for; not acquired yet, though what is being
-                      read ahead for it is awaited
-    [stop, …)         unknown, cut off by a deadline, or failed
+Positions are those of the chain; records of local groups that are asked for with it follow the last
+chunk that is asked for.
 
 Positions are those of the chain; records of other groups that are asked for with it follow behind
 the last chunk that is asked for.
@@ -34,12 +29,12 @@ from forebay.pool.core.recent.requests import LookupNote
 from forebay.pool.session import Session
 from forebay.record.header import DEFAULT_TENANT
 
-REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
-KEYS_FOLLOWED: Final = 1 << 19  # of an engine that is alone; likewise. Some 200 bytes each
+REQUESTS_MAX: Final = 4096  # requests of a session; further lookups are answered, but not followed
+KEYS_FOLLOWED: Final = 1 << 19  # keys followed for an engine that is alone; some 200 bytes each
 
 
 class LoadState(IntEnum):
-    """How far a load has come; see the module."""
+    """How far a load has come; see the module's docstring."""
 
     ARRIVED = 0
     ASKED = 1
@@ -53,15 +48,15 @@ class Retained:
     __slots__ = ("chunks", "early", "keys", "last", "ready")
 
     def __init__(self) -> None:
-        self.chunks = 0  # from the first: kept in DRAM for it, or on their way there
-        self.keys: list[bytes] = []  # these, and others that follow
-        self.ready = 0  # of these, from the first, as many are in DRAM
-        self.last: Chunk | None = None  # the last of those, pinned: what is before it stays
-        self.early: dict[int, Chunk] = {}  # pinned: they came before what precedes them
+        self.chunks = 0  # number of chunks, from the first, retained or on their way
+        self.keys: list[bytes] = []  # the keys of these, and others that follow
+        self.ready = 0  # number of these, from the first, that are in DRAM
+        self.last: Chunk | None = None  # the last of those, pinned, so that what precedes it stays
+        self.early: dict[int, Chunk] = {}  # pinned chunks that came before what precedes them
 
     @property
     def pinned(self) -> list[Chunk]:
-        """What is pinned for it."""
+        """The chunks that are pinned for it."""
         return [*self.early.values(), *([self.last] if self.last is not None else [])]
 
 
@@ -103,27 +98,27 @@ class LoadRequest:
         self, session: Session, number: int, note: LookupNote, group: int, keys: list[bytes]
     ) -> None:
         self.session = session
-        self.note = note  # for whoever asks why it got no more
+        self.note = note  # tells later why it got no more
         self.engine = session.engine
         self.number = number
         self.namespace, self.group = note.namespace, group
-        self.tenant = DEFAULT_TENANT  # whose it is, by id; its keys are masked
+        self.tenant = DEFAULT_TENANT  # its tenant's id; its keys are masked
         self.keys = keys
-        self.local: dict[int, int] = {}  # position → group, of records that are not of the chain
-        self.unknown_keys: list[bytes] = []  # that follow; a tier is asking whether it has them
-        self.keys_counted = len(keys)  # both, when it was looked up
+        self.local: dict[int, int] = {}  # position → group, for records of local groups
+        self.unknown_keys: list[bytes] = []  # further keys; a tier is finding out if it has them
+        self.keys_counted = len(keys)  # keys of both, as counted at the lookup
         self.state = LoadState.ARRIVED
         self.first = 0
         self.next = 0
         self.stop = len(keys)
-        self.ahead_stop = len(keys)  # before it asks, what is behind this is not read
-        self.told = 0  # chunks that its engine knows to be in DRAM
-        self.run = 0  # how far what is held reaches from `first`, as last seen
-        self.in_dram = 0  # chunks that lay in DRAM when it came to them
-        self.asked_at = self.promised_at = 0.0  # monotonic, once it was
-        self.half_time = 0.0  # of the time until its deadline
-        self.deadline = 0.0  # of the ask; before it, how long things are retained for it
-        self.waits_since: float | None = None  # for room that other engines hold
+        self.ahead_stop = len(keys)  # until the ask nothing from this position on is read
+        self.told = 0  # chunks that its engine was told are in DRAM
+        self.run = 0  # end of the held run from `first`, as last computed
+        self.in_dram = 0  # chunks that were in DRAM when it wanted them
+        self.asked_at = self.promised_at = 0.0  # monotonic, once that has happened
+        self.half_time = 0.0  # when half of the time until its deadline is over
+        self.deadline = 0.0  # of the ask; before the ask, the end of retention
+        self.waits_since: float | None = None  # since when it waits for others' room
         self.stream = False
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()
@@ -134,7 +129,7 @@ class LoadRequest:
         return self.local.get(position, self.group)
 
     def add_local(self, chunks: int, runs: Sequence[tuple[int, list[bytes]]]) -> None:
-        """Want records of other groups behind so many chunks, and nothing behind them."""
+        """Want these records of local groups after the first `chunks` chunks, and nothing else."""
         self.keys = self.keys[:chunks]
         for group, keys in runs:
             self.local.update(
@@ -144,7 +139,7 @@ class LoadRequest:
 
     @property
     def wants_more(self) -> bool:
-        """Whether not all that it wants has been acquired."""
+        """Whether something that it wants is not acquired yet."""
         if self.state is LoadState.ARRIVED:
             return self.next < min(self.stop, self.ahead_stop)
         return self.next < self.stop
@@ -155,15 +150,15 @@ class LoadRequest:
         return self.next >= self.stop and not self.awaited
 
     def is_its(self, chunk: Chunk, group: int) -> bool:
-        """Whether a chunk that has a wanted key is what the request means by it."""
+        """Whether a chunk with a wanted key is the record that the request means."""
         name = chunk.name
         named = (name.namespace, name.group, name.tenant)
         return named == (self.namespace, group, self.tenant)
 
     def stop_awaiting(self, position: int, key: bytes) -> bool:
-        """A chunk has come, or will not; False: it does not wait for it any more.
+        """A chunk has come, or failed; False if the request does not wait for it any more.
 
-        What was read ahead may not have been asked for, but something else at its position.
+        A chunk that was read ahead may not have been asked for, and another one be at its position.
         """
         if position not in self.awaited or self.keys[position] != key:
             return False
@@ -171,23 +166,23 @@ class LoadRequest:
         return True
 
     def cut_off(self, position: int) -> None:
-        """What is at a position cannot be had, and so is of no use what follows it."""
+        """A record cannot be loaded: want nothing from its position on."""
         self.stop = min(self.stop, position)
         self.next = min(self.next, self.stop)
 
     def contiguous(self) -> int:
-        """The end of the run of held chunks that begins at `first`; until a promise it grows."""
+        """The end of the run of held chunks that begins at `first`."""
         while self.run in self.held:
             self.run += 1
         return self.run
 
 
 class LoadRequests:
-    """Every request that is not over, by session and by the number that its engine gave it."""
+    """Every request that is not over, by session and by its engine's number for it."""
 
     def __init__(self, processes: Processes) -> None:
         self._by_session: dict[Session, dict[int, LoadRequest]] = {}
-        self._keys = Budget(lambda: KEYS_FOLLOWED, processes)  # counted, not in bytes
+        self._keys = Budget(lambda: KEYS_FOLLOWED, processes)  # this budget counts keys, not bytes
 
     def __iter__(self) -> Iterator[LoadRequest]:
         for mine in self._by_session.values():
@@ -201,21 +196,21 @@ class LoadRequests:
         return self._by_session.get(session, {}).get(number)
 
     def of(self, session: Session) -> list[LoadRequest]:
-        """All requests of a session."""
+        """All requests of one session."""
         return list(self._by_session.get(session, {}).values())
 
     def of_engine(self, engine: str) -> list[LoadRequest]:
-        """All requests of an engine, on whichever of its connections."""
+        """All requests of an engine, on any of its connections."""
         sessions = [each for each in self._by_session if each.engine == engine]
         return [request for session in sessions for request in self.of(session)]
 
     def admits(self, session: Session, keys: int) -> bool:
-        """Whether one more request of a session, with so many keys, may be followed."""
+        """Whether a session may have one more request, with so many keys."""
         count = len(self._by_session.get(session, {}))
         return count < REQUESTS_MAX and self._keys.fits(session.engine, keys)
 
     def admits_more(self, request: LoadRequest, keys: int) -> bool:
-        """Whether a request may have so many keys more; they are counted then."""
+        """Whether a request may have so many more keys; if so, they are counted."""
         if not self._keys.fits(request.engine, keys):
             return False
         self._keys.take(request.engine, keys)
@@ -223,12 +218,12 @@ class LoadRequests:
         return True
 
     def add(self, request: LoadRequest) -> None:
-        """A request was looked up."""
+        """Add a request that was looked up."""
         self._by_session.setdefault(request.session, {})[request.number] = request
         self._keys.take(request.engine, request.keys_counted)
 
     def remove(self, request: LoadRequest) -> None:
-        """A request is over; nothing happens if it was removed before."""
+        """A request is over; does nothing if it was removed before."""
         mine = self._by_session.get(request.session, {})
         if mine.get(request.number) is request:
             del mine[request.number]
@@ -238,7 +233,7 @@ class LoadRequests:
 
 
 def unrepeated(keys: list[bytes]) -> list[bytes]:
-    """A chain up to its first repeated key: a true one has none, since keys name whole prefixes."""
+    """The keys up to the first repeated one; a real chain has none, since keys name prefixes."""
     if len(set(keys)) == len(keys):
         return keys
     seen: set[bytes] = set()

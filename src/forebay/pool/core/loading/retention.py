@@ -1,12 +1,13 @@
-"""Chunks kept in DRAM for requests that have looked up and not asked yet.
+"""Keeps chunks in DRAM for requests that have looked up and not asked yet.
 
-Between lookup and ask lies the engine's own queue, up to many seconds, and what was found at the
-lookup would be the first to leave: it has just been used. Nothing in DRAM leaves before what
-continues it, so one pin on the last chunk keeps a whole prefix; it moves on as chunks come from
-lower tiers, and what comes before its turn has a pin of its own until then. All of this is a
-courtesy: it has an engine's share of the load budget only, in order of arrival, ends after
-`RETAIN_S`, and gives way to asks, the youngest of the engine with the most first. What many
-requests of an engine begin with counts once, and costs each next to nothing.
+Between lookup and ask a request waits in the engine's own queue, up to many seconds, and what was
+found at the lookup would be the first to leave, having just been used. Nothing in DRAM leaves
+before what continues it, so one pin on the last chunk keeps a whole prefix; the pin moves on as
+chunks come from lower tiers, and a chunk that comes out of order has a pin of its own until then.
+All of this is a courtesy: it is limited to an engine's share of the load budget, in order of
+arrival; it ends after `RETAIN_S`; and it gives way to asks, beginning with the youngest request of
+the engine that has most. A prefix that many requests of an engine have in common counts once, and
+costs each of them next to nothing.
 """
 
 from bisect import bisect_left
@@ -23,45 +24,45 @@ RETAIN_S: Final = 30.0
 
 
 class Retention:
-    """Requests in order of arrival, and what is retained for them."""
+    """Requests without a promise, in order of arrival, and what is retained for each."""
 
     def __init__(self, dram: Dram) -> None:
         self._dram = dram
-        self._arrived: dict[LoadRequest, None] = {}  # hence by deadline: all have equally long
-        # Of these, by the key that a tier is asking its medium for: it may bring them more.
+        self._arrived: dict[LoadRequest, None] = {}  # in order of arrival, and so of deadlines
+        # Those that wait for a tier to ask its medium for a key, by that key.
         self._unknown: dict[bytes, dict[LoadRequest, None]] = {}
-        # Of these, those that want more from below; the engine whose turn it is comes first.
+        # Those that want more from lower tiers, by engine; the engine whose turn it is comes first.
         self._unread: dict[str, dict[LoadRequest, None]] = {}
-        # By engine: what is retained → for how many requests.
+        # By engine: key → number of requests that it is retained for.
         self._users: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
-        # By engine: what is retained → the bytes that were taken for it. Chunks of one chain may
-        # differ in length, and are not looked at again when they are given back.
+        # By engine: key → bytes that were taken for it. Chunks of one chain may
+        # differ in length, and are not looked up again when they are given back.
         self._taken: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
         self._budget = Budget(dram.half_bytes, dram.processes)
 
     @property
     def used_bytes(self) -> int:
-        """What is retained, for all engines."""
+        """The bytes retained for all engines."""
         return self._budget.used_bytes
 
     def taken_for(self, engine: str, key: bytes) -> int:
-        """The bytes that were taken from an engine's share for one chunk; 0: none."""
+        """The bytes taken from an engine's share for one chunk; 0: none."""
         return self._taken[engine].get(key, 0) if engine in self._taken else 0
 
     def left_bytes(self, engine: str) -> int:
-        """What more may be retained or read ahead for an engine."""
+        """How many more bytes may be retained or read ahead for an engine."""
         loads_bytes = self._dram.load_budget.left_bytes(engine)
         return loads_bytes + self._budget.left_bytes(engine) - self._dram.half_bytes()
 
     def turns(self) -> list[str]:
-        """Every engine of which something is to be read; whose turn it is now comes last next."""
+        """Every engine that something is to be read for; the first comes last the next time."""
         engines = list(self._unread)
         if engines:
             self._unread[engines[0]] = self._unread.pop(engines[0])
         return engines
 
     def unread(self, engine: str) -> Iterator[LoadRequest]:
-        """Those of an engine of which something is still to be read, in order."""
+        """An engine's requests that something may have to be read for, in order."""
         while unread := self._unread.get(engine):
             request = next(iter(unread))
             if request.wants_more:
@@ -71,22 +72,22 @@ class Retention:
 
     @property
     def has_unread(self) -> bool:
-        """Whether something may still be to be read for anyone."""
+        """Whether there may be something to read for any request."""
         return bool(self._unread)
 
     def wants_more(self) -> bool:
-        """Whether something is still to be read for anyone."""
+        """Whether there is something to read for any request."""
         return any(next(self.unread(engine), None) is not None for engine in list(self._unread))
 
     def _is_read(self, request: LoadRequest) -> None:
-        """Nothing more is to be read for it."""
+        """Nothing more is to be read for this request."""
         unread = self._unread.get(request.engine, {})
         unread.pop(request, None)
         if not unread:
             self._unread.pop(request.engine, None)
 
     def add(self, request: LoadRequest) -> None:
-        """A request has come, or wants more than before."""
+        """A request has arrived, or wants more than before."""
         self._arrived[request] = None
         if request.unknown_keys:
             self._unknown.setdefault(request.unknown_keys[0], {})[request] = None
@@ -95,7 +96,7 @@ class Retention:
         self.retain(request)
 
     def retain(self, request: LoadRequest) -> bool:
-        """Keep what a request has come by, in DRAM or on its way there; False: not all of it."""
+        """Retain chunks that a request has, or that are on their way; False if some do not fit."""
         if request.next > request.retained.chunks:
             last = self._dram.chunks.get(request.keys[request.next - 1])
             if last is not None:
@@ -104,7 +105,7 @@ class Retention:
         return request.retained.chunks >= request.next
 
     def retain_early(self, request: LoadRequest, position: int) -> None:
-        """A chunk is here, maybe before those that precede it: nothing else would keep it."""
+        """Pin a chunk that came before those that precede it: nothing else would keep it."""
         retained = request.retained
         if not retained.ready <= position < retained.chunks or position in retained.early:
             return
@@ -114,7 +115,7 @@ class Retention:
             retained.early[position] = chunk
 
     def asked(self, request: LoadRequest) -> None:
-        """It has asked; what is retained for it stays until it has its promise."""
+        """A request has asked; what is retained for it stays until its promise."""
         self._arrived.pop(request, None)
         self._is_read(request)
         if request.unknown_keys:
@@ -125,7 +126,7 @@ class Retention:
                 self._unknown.pop(key, None)
 
     def end(self, request: LoadRequest) -> None:
-        """Nothing is retained for it any more."""
+        """Retain nothing for a request any more."""
         self.asked(request)
         retained, request.retained = request.retained, Retained()
         for chunk in retained.pinned:
@@ -143,23 +144,23 @@ class Retention:
             del self._users[request.engine], self._taken[request.engine]
 
     def youngest(self) -> LoadRequest | None:
-        """Who gives way first: the youngest, of the engine for which most is retained."""
+        """The request that gives way first: the youngest of the engine with most retained."""
         engine = max(self._users, key=self._budget.used_by, default="")
         young = reversed(self._arrived)
         return next((each for each in young if each.engine == engine), None)
 
     def due(self, now: float) -> list[LoadRequest]:
-        """Those that have not asked in time, in order of arrival."""
+        """Requests that have not asked in time, in order of arrival."""
         return list(takewhile(lambda each: each.deadline <= now, self._arrived))
 
     def waiting_for(self, learned: Collection[bytes]) -> list[LoadRequest]:
-        """Those that have not asked and may want more, now that a tier knows of these keys."""
+        """Requests that may want more, now that a tier has learned about these keys."""
         return [request for key in learned for request in self._unknown.pop(key, ())]
 
     def _count(self, request: LoadRequest, slot_bytes: int) -> None:
-        """Count more of a request's chunks as retained, as far as the budget goes."""
+        """Count more of a request's chunks as retained, as far as the budget allows."""
         keys, before = request.keys, request.retained.chunks
-        # Before what is retained, all is retained.
+        # Whatever precedes a retained chunk is retained.
         engine, users = request.engine, self._users[request.engine]
         lacks = bisect_left(range(request.next), True, key=lambda at: keys[at] not in users)
         count = min(request.next, lacks + max(0, self.left_bytes(engine)) // slot_bytes)
@@ -171,7 +172,7 @@ class Retention:
         request.retained.keys = keys
 
     def _pin(self, request: LoadRequest) -> None:
-        """Pin the last chunk of those that are retained and here without a hole."""
+        """Pin the last chunk of the retained run that is in DRAM."""
         keys, chunks, retained = request.keys, self._dram.chunks, request.retained
         ready = retained.ready
         ready += chunks.ready_prefix(keys[ready : retained.chunks])

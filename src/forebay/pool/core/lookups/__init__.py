@@ -1,1 +1,1 @@
-"""Lookups: how much of a chain is known, answered at once or when it has been stored."""
+"""Lookups: how much of a chain is known, answered at once or after it has been stored."""

@@ -1,7 +1,7 @@
-"""Lookups: how much of a chain is known; and the load that begins with one.
+"""Lookups: answers how much of a chain is known, and begins a load with the answer.
 
-The longest known prefix is found and told, as soon as what is being stored of it is here. What it
-wants is retained and read ahead from then on (`loading.read_ahead`), until the engine asks for it.
+The longest known prefix is told as soon as chunks of it that are being stored are here. From then
+on it is retained and read ahead (`loading.read_ahead`), until the engine asks for it.
 """
 
 from forebay.decisions import Decision
@@ -25,7 +25,7 @@ from forebay.record.region import SHORT_KEY_BYTES
 
 
 class ChainLookups:
-    """All that engines want to know, and tell, of chains. Owned by the pool's thread."""
+    """Everything that engines want to know, or tell, about chains. Owned by the pool's thread."""
 
     def __init__(
         self, parts: CoreParts, demand: ChunkDemand, loads: LoadParts, read_ahead: ReadAhead
@@ -41,7 +41,7 @@ class ChainLookups:
         self.awaited = AwaitedLookups(parts.dram.chunks)
 
     def lookup(self, session: Session, message: Lookup) -> None:
-        """Answer how much is known, as soon as what is being stored for it is here."""
+        """Answer how much of a chain is known, perhaps once more of it has been stored."""
         if message.awaits > 0:
             mask = self._tenants.of_salt(message.salt_hash).short_mask
             keys = short_keys(masked(message.keys, mask))
@@ -51,14 +51,14 @@ class ChainLookups:
         self._answer(session, message)
 
     def stored(self) -> None:
-        """Chunks were stored, or will not be: answer who waited for them."""
+        """Chunks were stored, or will not be: answer the lookups that waited for them."""
         for session, message in self.awaited.take_due(self._clock.monotonic()):
-            # Not at the cost of whoever has stored them, nor of others that waited.
+            # A failure here must not harm the engine that stored, nor other lookups.
             if not self._barrier.call("an awaited lookup", self._answer, session, message):
                 session.send(Found(message.request, 0, 0))
 
     def _answer(self, session: Session, message: Lookup) -> None:
-        """Answer how much is known; retain what is here of it, and begin to read the rest."""
+        """Answer how much is known; retain what DRAM has of it, and begin to read the rest."""
         begun = self._clock.monotonic()
         tenant = self._tenants.of_salt(message.salt_hash)
         is_sensible = len(message.namespace) == NAMESPACE_BYTES  # verify: no record has another
@@ -100,7 +100,7 @@ class ChainLookups:
             self._read_ahead.add(request)
 
     def _ahead_stop(self, message: Lookup, keys: list[bytes], far: list[FarRun]) -> int:
-        """Where reading ahead ends: before what a store brings later than the GPU computes it."""
+        """Where reading ahead ends: at the first chunk for which a store is slower than the GPU."""
         for run in far:
             size_bytes = run.chunks * (self._stack.length_of(keys[run.first]) or 0)
             if not is_read_ahead(size_bytes, run.speed, message.gpu_bytes_a_s):
@@ -108,7 +108,7 @@ class ChainLookups:
         return len(keys)
 
     def _count(self, chunks: int, known: int, below: list[int]) -> None:
-        """A lookup was answered; `below` are the chunks that each lower tier has."""
+        """Count an answered lookup; `below` is the number of chunks in each lower tier."""
         self._metrics.lookups.add()
         found = self._metrics.lookup_chunks
         found.add(known - sum(below), (DRAM,))
@@ -117,7 +117,7 @@ class ChainLookups:
             found.add(count, (name,))
 
     def _why_no_more(self, message: Lookup, keys: list[bytes], known: int) -> Decision | None:
-        """Why no more of a chain is known; None: it never was, as far as is remembered."""
+        """Why no more of a chain is known; None if it never was, as far as is remembered."""
         is_elsewhere = self.recent.prompts.seen(message.tag, message.namespace)
         if known >= len(keys):
             return None
@@ -127,7 +127,7 @@ class ChainLookups:
         return why
 
     def _which(self, joined: bytes) -> bytes:
-        """A bit for each of these records, the lowest first: whether some tier has it."""
+        """A bit for each of these records, the lowest first: whether any tier has it."""
         bits = 0
         for number, key in enumerate(short_keys(joined)):
             if self._dram.chunks.is_leaving(key):
@@ -138,7 +138,7 @@ class ChainLookups:
         return bits.to_bytes(-(-len(joined) // (8 * SHORT_KEY_BYTES)), "little")
 
     def _can_be_loaded(self, key: bytes) -> bool:
-        """Whether a slot can hold what lower tiers have; a smaller DRAM before may have had it."""
+        """Whether a slot can hold this chunk, which may be from a time when DRAM was larger."""
         length = self._stack.length_of(key)
         return length is None or self._dram.slab.fits(length)
 

@@ -1,4 +1,4 @@
-"""Engines as they describe themselves, for `forebay stats` and `forebay why`."""
+"""Engines' descriptions of themselves, for `forebay stats` and `forebay why`."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -7,26 +7,26 @@ from typing import Final
 from forebay.pool.messages import ENGINES_LISTED_MAX, Describe
 from forebay.pool.session import public_id
 
-_ENGINES_MAX: Final = 1024  # descriptions kept; as many engines as can be connected
+_ENGINES_MAX: Final = 1024  # descriptions kept; as many as engines can be connected
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedEngine:
     """One engine."""
 
-    engine_id: str  # see `public_id`
+    engine_id: str  # its name for people, see `public_id`
     description: Describe
     joined_at: float  # monotonic: when it first described itself
 
 
 class DescribedEngines:
-    """By the secret names that engines join under. Owned by the pool's thread."""
+    """Descriptions by the secret names that engines join under. Owned by the pool's thread."""
 
     def __init__(self) -> None:
         self._engines: dict[str, DescribedEngine] = {}
 
     def describe(self, engine: str, description: Describe, now: float) -> None:
-        """An engine says who it is; again, when that has changed."""
+        """An engine describes itself; again when that has changed."""
         before = self._engines.get(engine)
         joined_at = now if before is None else before.joined_at
         if before is None and len(self._engines) >= _ENGINES_MAX:
@@ -34,18 +34,18 @@ class DescribedEngines:
         self._engines[engine] = DescribedEngine(public_id(engine), description, joined_at)
 
     def get(self, engine: str) -> DescribedEngine | None:
-        """What an engine has said."""
+        """An engine's description, if it has given one."""
         return self._engines.get(engine)
 
     def left(self, engine: str) -> None:
-        """All processes of an engine have gone."""
+        """All processes of an engine have exited."""
         self._engines.pop(engine, None)
 
     def __len__(self) -> int:
         return len(self._engines)
 
     def listing(self, now: float) -> list[dict[str, object]]:
-        """Those that have been here longest, `ENGINES_LISTED_MAX` of them, for `forebay why`."""
+        """The `ENGINES_LISTED_MAX` engines that have been here longest, for `forebay why`."""
         return [
             {
                 "id": each.engine_id,

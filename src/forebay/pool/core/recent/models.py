@@ -1,9 +1,9 @@
-"""What model each namespace is of, as the engines say that use it.
+"""The model of each namespace, as told by the engines that use it.
 
 An engine names one namespace, its own, and is believed once it has looked up or stored something
-there. The first name stays while an engine that said it is here; a name that nobody uses stays too,
-until another engine says otherwise or `MODELS_MAX` others were used later. Names are kept in memory
-alone: after a restart of the pool they come back with the engines.
+there. The first name stays while an engine that gave it is here; a name that nobody uses stays too,
+until another engine gives another one or `MODELS_MAX` other namespaces were used later. Names are
+kept in memory alone: after a restart of the pool they come back with the engines.
 """
 
 from collections import OrderedDict
@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MODELS_MAX: Final = 1024  # namespaces whose model is remembered
-_ENGINES_MAX: Final = 1024  # as many as can be connected
+_ENGINES_MAX: Final = 1024  # engines remembered; as many as can be connected
 
 
 @dataclass(slots=True)
 class _ModelName:
     model: str
-    users: set[str] = field(default_factory=set)  # engines that say so, and use the namespace
+    users: set[str] = field(default_factory=set)  # engines that said so and use the namespace
 
 
 class ModelNames:
-    """Names by namespace. Owned by the pool's thread."""
+    """Model names by namespace. Owned by the pool's thread."""
 
     def __init__(self) -> None:
-        # Engine → its namespace, and model; like names, least lately used first.
+        # Engine → (namespace, model) as described; the least recently used first.
         self._claims: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-        self._used: OrderedDict[str, bytes] = OrderedDict()  # engine → where it last used anything
-        self._names: OrderedDict[bytes, _ModelName] = OrderedDict()  # least lately used first
+        self._used: OrderedDict[str, bytes] = OrderedDict()  # engine → namespace that it last used
+        self._names: OrderedDict[bytes, _ModelName] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._names)
 
     def described(self, engine: str, namespace: bytes, model: str) -> None:
-        """An engine says what it serves, and where its chunks are."""
+        """An engine says which namespace and model it serves."""
         if self._claims.get(engine) == (namespace, model):
             return
         self._take_back(engine)
@@ -64,7 +64,7 @@ class ModelNames:
             self._names.popitem(last=False)
 
     def left(self, engine: str) -> None:
-        """An engine has gone: others may name what it named."""
+        """An engine has gone: others may rename its namespace."""
         self._used.pop(engine, None)
         self._take_back(engine)
 
@@ -75,6 +75,6 @@ class ModelNames:
             name.users.discard(engine)
 
     def get(self, namespace: bytes) -> str:
-        """The model of a namespace; empty: not known."""
+        """The model of a namespace; "" if not known."""
         name = self._names.get(namespace)
         return "" if name is None else name.model

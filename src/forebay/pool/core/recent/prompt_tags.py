@@ -1,4 +1,4 @@
-"""In which namespaces the beginnings of prompts were lately looked up, by their tags.
+"""The namespaces in which the beginnings of prompts were lately looked up, by tag.
 
 It answers one question: was a prompt that is not known here served under another model or
 configuration? The last `TAGS_MAX` tags are kept; a tag is a hash (`identity.keys.prompt_tag`).
@@ -7,7 +7,7 @@ configuration? The last `TAGS_MAX` tags are kept; a tag is a hash (`identity.key
 from typing import Final
 
 TAGS_MAX: Final = 1 << 15  # some 10 MB
-_NAMESPACES_MAX: Final = 4  # of one tag
+_NAMESPACES_MAX: Final = 4  # namespaces remembered of one tag
 
 
 class PromptTags:
@@ -17,7 +17,7 @@ class PromptTags:
         self._namespaces: dict[bytes, list[bytes]] = {}  # the oldest tag first
 
     def seen(self, tag: bytes, namespace: bytes) -> bool:
-        """Remember a lookup; whether the same was looked up in another namespace before."""
+        """Note a lookup; whether the same prompt was looked up in another namespace before."""
         if not tag:
             return False
         namespaces = self._namespaces.pop(tag, [])

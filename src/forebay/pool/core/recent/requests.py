@@ -1,8 +1,8 @@
-"""The ring of recent requests: what engines say of them, and what the pool itself knows.
+"""The ring of recent requests: what engines tell about them, and what the pool itself knows.
 
-An engine tells of a request by the number of its lookup. What the pool found then, why it found no
-more, and what cut the promise is kept in a `LookupNote` until the engine has told, or for the next
-`NOTES_MAX` lookups. No token, text or key is kept with a request.
+An engine refers to a request by the number of its lookup. What the pool found then, why it found no
+more, and what cut the promise short is kept in a `LookupNote` until the engine has told, or for the
+next `NOTES_MAX` lookups. No token, text or key is kept with a request.
 """
 
 import math
@@ -33,12 +33,12 @@ from forebay.pool.messages import (
 from forebay.pool.session import Session, Work, public_id
 
 NOTES_MAX: Final = 4096
-AT_ONCE: Final = 16  # requests written a turn: some tenths of a millisecond
-_REQUESTS_BYTES_MAX: Final = FRAME_BYTES_MAX - (1 << 19)  # of an answer; engines have the rest
+AT_ONCE: Final = 16  # requests written per turn: some tenths of a millisecond
+_REQUESTS_BYTES_MAX: Final = FRAME_BYTES_MAX - (1 << 19)  # of an answer; the rest is for engines
 _COMMA: Final = b", "
-_TOKENS_MAX: Final = 1 << 27  # of one request; beyond it a number means nothing
+_TOKENS_MAX: Final = 1 << 27  # tokens of one request; larger numbers make no sense
 _MS_MAX: Final = 86_400_000  # a day
-_DIGITS: Final = 16  # of a namespace, as `forebay stats` shows it
+_DIGITS: Final = 16  # digits of a namespace, as `forebay stats` shows it
 _NO_ENGINE: Final = Describe("", "", "", "", b"", 0)
 
 
@@ -50,13 +50,13 @@ class LookupNote:
     def __init__(self, namespace: bytes, found: Sequence[int], beyond: Decision | None) -> None:
         self.namespace = namespace
         self.found = found  # chunks by tier, DRAM first
-        self.beyond = beyond  # why it knew no more; None: that was never stored
-        self.cut: Decision | None = None  # why it promised less than was asked for
+        self.beyond = beyond  # why no more was known; None: it was never stored
+        self.cut: Decision | None = None  # why less was promised than asked for
 
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """One request whose fate is known."""
+    """One request whose outcome is known."""
 
     number: int  # in order of arrival here, from 1
     at: float  # Unix time at which the engine began to compute it
@@ -66,15 +66,15 @@ class RecentRequest:
     outcome: Outcome
     decision: Decision
     beyond: Decision | None
-    found: tuple[tuple[str, int], ...]  # tier → tokens, the nearest first
-    loaded: tuple[tuple[str, int], ...]  # likewise
+    found: tuple[tuple[str, int], ...]  # (tier, tokens) known at the lookup, the nearest tier first
+    loaded: tuple[tuple[str, int], ...]  # (tier, tokens) loaded, likewise
 
     def to_json(self) -> bytes:
-        """As it goes out, in UTF-8."""
+        """The request as JSON in UTF-8."""
         return msgspec.json.encode(self.to_builtins())
 
     def to_builtins(self) -> dict[str, object]:
-        """For JSON; docs/why.md says what each means."""
+        """The request as plain values; docs/why.md explains each of them."""
         outcome, words = self.outcome, WORDS[self.decision]
         detail = outcome.detail or (
             self.description.why if self.decision is Decision.DECLINED else ""
@@ -121,13 +121,13 @@ class RecentRequests:
         self._numbers = 0
         self._notes: dict[
             tuple[Session, int], LookupNote
-        ] = {}  # session and lookup; the oldest first
+        ] = {}  # by session and lookup; the oldest first
 
     def __len__(self) -> int:
         return len(self._ring)
 
     def handle(self, session: Session, message: Describe | RequestOutcomes, now: float) -> None:
-        """What an engine tells of itself, or of its requests."""
+        """An engine tells about itself, or about its requests."""
         if isinstance(message, Describe):
             self.engines.describe(session.engine, message, now)
         else:
@@ -142,12 +142,12 @@ class RecentRequests:
             del self._notes[next(iter(self._notes))]
 
     def disconnected(self, session: Session) -> None:
-        """A session is over: nobody will tell of its lookups."""
+        """A session is over, so its lookups will not be told."""
         for key in [key for key in self._notes if key[0] is session]:
             del self._notes[key]
 
     def told(self, session: Session, outcome: Outcome) -> RecentRequest | None:
-        """An engine tells of a request; None: in words that mean nothing."""
+        """An engine tells a request's outcome; None if it makes no sense."""
         decision = decision_of(outcome.decision)
         if decision is None or not _is_sensible(outcome):
             return None
@@ -173,7 +173,7 @@ class RecentRequests:
         return request
 
     def found(self, query: RequestsQuery) -> list[RecentRequest]:
-        """The last requests that a query names, the newest last."""
+        """The last requests that match a query, the newest last."""
         last = min(max(0, query.last), REQUESTS_KEPT)
         named = (
             each
@@ -183,7 +183,7 @@ class RecentRequests:
         return list(islice(named, last))[::-1]
 
     def reply(self, session: Session, query: RequestsQuery, now: float) -> Work:
-        """Answer a query, a few requests with every turn; what does not fit, the oldest, is not."""
+        """Answer a query, a few requests per turn; the oldest that do not fit are left out."""
         found, texts, left_bytes = self.found(query), list[bytes](), _REQUESTS_BYTES_MAX
         for number, request in enumerate(reversed(found), 1):
             text = request.to_json()
@@ -209,7 +209,7 @@ class RecentRequests:
 
 
 def _refined(decision: Decision, note: LookupNote | None) -> Decision:
-    """What an engine says, in the light of what the pool knows."""
+    """The engine's decision, made more precise by what the pool knows."""
     if decision not in REFINED_BY_POOL or note is None:
         return decision
     if decision is Decision.OTHER_SALT and note.beyond is Decision.OTHER_MODEL:
@@ -218,7 +218,7 @@ def _refined(decision: Decision, note: LookupNote | None) -> Decision:
 
 
 def _sample(request: RecentRequest) -> RequestSample:
-    """A request, as metrics count it."""
+    """A request as metrics count it."""
     outcome, loaded = request.outcome, dict(request.loaded)
     return RequestSample(
         request.decision.value,

@@ -1,14 +1,15 @@
-"""From reserve to commit: slots for engines.
+"""Stores, from reserve to commit: lends slots to engines.
 
-A slot given to an engine is that engine's until it commits, aborts, or all of its processes are
-gone: a process that lives may still write there. Nothing waits: an engine that finds no slot is
-told to come again.
+A slot lent to an engine is that engine's until it commits, aborts, or all of its processes have
+exited: a process that lives may still write there. Nothing waits: an engine that finds no slot is
+told to ask again.
 
-The digest of a chunk is its producer's, from the commit on: it goes into the record as it is, and
-whoever loads the record, or hashes the slot, compares. Nothing is hashed here, nor on the way to a
-drive, since bytes could change between that and the write. What no longer has its digest is a miss.
-A producer that lies about a digest makes its own chunk a miss; one that lies about the bytes could
-as well have stored them with the right digest: engines that share a namespace trust each other.
+A chunk's digest comes from its producer, with the commit: it goes into the record unchanged, and
+whoever loads the record, or hashes the slot, compares. Nothing is hashed here or on the way to a
+drive, since bytes could change between that and the write; what no longer matches its digest is a
+miss. A producer that lies about a digest makes its own chunk a miss; one that lies about the bytes
+could as well have stored them with the right digest: engines that share a namespace trust each
+other.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,11 +46,11 @@ from forebay.record.header import (
 from forebay.record.region import short
 from forebay.tiers.dram.slab import slot_bytes_for
 
-_AT_ONCE: Final = 16  # chunks a turn, half a millisecond where slots are freed
+_AT_ONCE: Final = 16  # chunks per turn; half a millisecond if slots must be freed
 
 
 class Stores:
-    """Everything on its way into the pool. Owned by the pool's thread."""
+    """Everything that is being stored. Owned by the pool's thread."""
 
     def __init__(
         self,
@@ -60,11 +61,11 @@ class Stores:
         self._dram, self._metrics = parts.dram, parts.metrics
         self._generation, self._tenants = parts.generation, parts.tenants
         self._write_behind = write_behind
-        self._loads_wait = loads_wait  # whether somebody wants to load more than there is room for
-        self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
+        self._loads_wait = loads_wait  # whether loads wait for room
+        self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots lent to it
 
     def reserve(self, session: Session, message: Reserve) -> Work:
-        """Answer for every chunk: a slot, have it, no, or later; a few chunks with every turn."""
+        """Answer for every chunk (a slot, HAVE, NO or LATER), a few chunks per turn."""
         answers: list[int] = []
         tried, is_answered = 0, False
         try:
@@ -76,11 +77,11 @@ class Stores:
             session.send(Reserved(message.batch, self._generation, answers))
             is_answered = True
         finally:
-            if not is_answered:  # nobody has heard of these slots
+            if not is_answered:  # nobody was told of these slots
                 self._take_back(session.engine, answers)
 
     def commit(self, session: Session, message: Commit) -> None:
-        """Let chunks be found whose slots an engine has filled."""
+        """An engine has filled slots: their chunks can be found from now on."""
         committed: list[Chunk] = []
         if message.generation == self._generation:
             mine = self._filling.get(session.engine, {})
@@ -88,7 +89,7 @@ class Stores:
                 chunk = mine.pop(offset, None)
                 if chunk is not None and self._dram.commit(chunk, digest):
                     committed.append(chunk)
-            self._take_back(session.engine, message.offsets)  # of what has no digest
+            self._take_back(session.engine, message.offsets)  # those without a digest
         self._metrics.tiers.copied(Direction.STORE, [chunk.length for chunk in committed])
         for chunk in committed:
             name = self._tenants.name_of(chunk.name.tenant)
@@ -96,22 +97,22 @@ class Stores:
         session.send(Committed(len(committed)))
 
     def abort(self, session: Session, message: Abort) -> None:
-        """Take slots back that an engine will not fill."""
+        """Take back slots that an engine will not fill."""
         if message.generation == self._generation:
             self._take_back(session.engine, message.offsets)
 
     def exited(self, engine: str) -> None:
-        """All processes of an engine have ended: nothing can write into its slots any more."""
+        """All processes of an engine have exited: take back its slots."""
         for chunk in self._filling.pop(engine, {}).values():
             self._dram.abandon(chunk)
 
     def lends(self, engine: str) -> bool:
-        """Whether an engine may write into a slot."""
+        """Whether an engine has slots that it may write into."""
         return bool(self._filling.get(engine))
 
     @property
     def filling(self) -> int:
-        """Slots that engines may write into."""
+        """How many slots are lent to engines."""
         return sum(map(len, self._filling.values()))
 
     def _take_back(self, engine: str, offsets: list[int]) -> None:
@@ -121,7 +122,7 @@ class Stores:
                 self._dram.abandon(chunk)
 
     def _reserve_run(self, engine: str, run: ChunkRun, answers: list[int]) -> Iterator[None]:
-        """Comes back before every chunk, and once more: others may be served then."""
+        """Reserves one run; yields before every chunk, so that others can be served in between."""
         yield
         tenant = self._tenants.of_salt(run.salt_hash)
         run = _masked(run, tenant.mask)
@@ -152,7 +153,7 @@ class Stores:
                 newcomer = newcomer or Newcomer(short(key), _short_or_none(above))
                 answer = self._reserve_one(engine, name, run, newcomer)
             if answer in (ReserveAnswer.LATER, ReserveAnswer.NO):
-                break  # what follows could not be reached, or would come before what it continues
+                break  # what follows would have no parent, or come before it
             answers.append(answer)
             missing -= 1
             previous = key
@@ -175,7 +176,7 @@ class Stores:
         )
 
     def _reserve_one(self, engine: str, name: RecordName, run: ChunkRun, newcomer: Newcomer) -> int:
-        # A burst may leave all of DRAM waiting to be written. But where loads want room, what
+        # A burst may leave all of DRAM waiting to be written. But if loads want room, what
         # waits counts too: they cannot have it before it is written, and half of DRAM is theirs.
         waiting_bytes = self._dram.policies.queued_bytes if self._loads_wait() else 0
         slot_bytes = slot_bytes_for(run.length)
@@ -198,7 +199,7 @@ class Stores:
 
 
 def _digests(commit: Commit) -> Iterator[tuple[int, bytes]]:
-    """The slots of a commit, each with its digest; none where there is not one for each."""
+    """The slots of a commit, each with its digest; none if the numbers do not match."""
     size = HASH_BYTES
     if len(commit.digests) != len(commit.offsets) * size:  # verify: a digest a slot
         return
@@ -207,7 +208,7 @@ def _digests(commit: Commit) -> Iterator[tuple[int, bytes]]:
 
 
 def _masked(run: ChunkRun, mask: bytes) -> ChunkRun:
-    """The same chunks by the keys that they have in the pool."""
+    """The same chunks with keys masked for their tenant."""
     if len(run.keys) % KEY_BYTES or len(run.parent) != KEY_BYTES or not any(mask):
         return run
     keys, parent = masked(run.keys, mask), masked_parent(run.parent, mask)

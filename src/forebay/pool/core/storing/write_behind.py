@@ -1,4 +1,4 @@
-"""Write-behind: from DRAM to the lower tiers, as much at a time as each tier takes.
+"""Write-behind: writes chunks from DRAM to the lower tiers, as fast as each tier takes them.
 
 What is written, and in which order, is the policy's decision; see `forebay.pool.policy.writing`.
 """
@@ -14,15 +14,15 @@ from forebay.pool.core.stack import TierOperation
 from forebay.record.header import Digest
 from forebay.tiers.contract import Dropped, DropReason
 
-WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
+WRITES_MAX: Final = 16  # writes in flight or queued at a tier; the rest waits in DRAM
 _LATER: Final = frozenset({DropReason.TIER_OFF, DropReason.IO_ERROR, DropReason.ORPHAN})
-_TRIES_MAX: Final = 3  # of a write that fails; one that was not begun is no try
+_TRIES_MAX: Final = 3  # tries of a write that fails; a write that never began does not count
 _TRIES_KEPT: Final = 4096  # chunks whose tries are remembered
-_WRITES_SHARE: Final = 8  # of DRAM, an eighth: a tier that hangs keeps what is being written
+_WRITES_SHARE: Final = 8  # an eighth of DRAM, since a tier that hangs keeps what it is writing
 
 
 class WriteBehind:
-    """All writes to lower tiers. Owned by the pool's thread; `complete` brings them back to it."""
+    """All writes to lower tiers. Owned by the pool's thread; `complete` brings results back."""
 
     def __init__(self, parts: CoreParts) -> None:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
@@ -30,24 +30,24 @@ class WriteBehind:
         self._in_flight = [0] * len(self._stack)  # by tier
         self._in_flight_bytes = [0] * len(self._stack)  # likewise
         self._tries: dict[tuple[bytes, int], int] = {}  # key and tier → writes that failed
-        self._is_held = [False] * len(self._stack)  # likewise: it takes nothing now
+        self._is_held = [False] * len(self._stack)  # by tier: it accepts nothing now
 
     @property
     def in_flight(self) -> int:
-        """Writes that tiers have not answered yet."""
+        """Writes that tiers have not finished."""
         return sum(self._in_flight)
 
     @property
     def nearest_in_flight(self) -> int:
-        """Of these, to the nearest tier: what a further one takes its time for holds up nothing."""
+        """Unfinished writes to the nearest tier; slow writes to further ones hold up nothing."""
         return self._in_flight[0] if self._in_flight else 0
 
     def in_flight_at(self, tier: int) -> int:
-        """Of these, to one tier."""
+        """Unfinished writes to one tier."""
         return self._in_flight[tier]
 
     def run(self, *, idle: bool = False) -> None:
-        """Hand to every tier what the policy offers for it, while there is room."""
+        """Begin the writes that the policy offers for each tier, while there is room."""
         for tier in range(len(self._stack)):
             is_held = not self._stack.takes_stores(tier)
             if is_held is not self._is_held[tier]:
@@ -63,11 +63,11 @@ class WriteBehind:
         return self._in_flight[tier] < WRITES_MAX
 
     def hurry(self) -> None:
-        """Somebody found no slot: whatever can be written is on its way afterwards."""
+        """An engine found no slot: begin whatever can be written."""
         self.run(idle=True)
         has_room = any(map(self._has_room, range(len(self._stack))))
         if has_room and self._dram.policies.queued_bytes:
-            self._metrics.error(ErrorKind.IDLE_DRIVE)  # it should not be
+            self._metrics.error(ErrorKind.IDLE_DRIVE)  # writes wait although a drive is idle: a bug
 
     def _write_next(self, tier: int, *, idle: bool) -> bool:
         """Begin the next write to a tier; False if nothing is to be written now."""
@@ -112,11 +112,11 @@ class WriteBehind:
         self._metrics.tiers.record(way, label, ended)
 
     def _is_for_later(self, key: bytes, tier: int, label: str) -> bool:
-        """Whether a write was dropped because its tier is off, or about to be, but comes back."""
+        """Whether to write again later: the tier was off, or is about to be, but comes back."""
         tries = self._tries.pop((key, tier), 0)
         if not self._stack.comes_back(tier) or label not in _LATER:
             return False
-        # What fails for itself, or whose head does, is not tried for ever.
+        # A write that fails by itself, or because its parent failed, is not tried for ever.
         self._tries[key, tier] = tries + (label != DropReason.TIER_OFF)
         if len(self._tries) > _TRIES_KEPT:
             del self._tries[next(iter(self._tries))]

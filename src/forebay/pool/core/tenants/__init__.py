@@ -1,1 +1,1 @@
-"""Tenants of a pool: who asks, what each may hold, and how one is forgotten."""
+"""Tenants of a pool: who they are, what each may hold, and how one is forgotten."""

@@ -1,4 +1,4 @@
-"""Other tenants, and a tenant forgotten, in a running pool.
+"""Changing the tenants of a running pool, and forgetting one.
 
 Forgetting, step by step:
 
@@ -33,21 +33,21 @@ from forebay.tiers.contract import Forgotten
 from forebay.tiers.dram.wiping import wipe_free
 
 _log: Final = logging.getLogger(__name__)
-RELEASE_S: Final = 60.0  # how long what engines are copying is waited for
-_MARGIN_S: Final = 10.0  # longer than the pool's thread is ever busy
+RELEASE_S: Final = 60.0  # how long to wait for chunks that engines are copying
+_MARGIN_S: Final = 10.0  # more than the longest time the pool's thread is busy
 
 
 @dataclass(slots=True, eq=False)
 class _Forgetting:
-    """One tenant that has to go."""
+    """A tenant that is being forgotten."""
 
     name: str
-    tenant: bytes  # its id until now
+    tenant: bytes  # the id to forget
     scrub: bool
     deadline: float = 0.0  # monotonic
     chunks: int = 0  # that have left DRAM
-    size_bytes: int = 0  # of these
-    kept: int = 0  # that engines still use
+    size_bytes: int = 0  # bytes of these
+    kept: int = 0  # chunks that engines still use
     drained: threading.Event = field(default_factory=threading.Event)
 
 
@@ -63,11 +63,11 @@ class Tenancy:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a tick may bring something on."""
+        """Whether an operation goes on with the next tick."""
         return bool(self._forgetting)
 
     def replace(self, session: Session, message: SetTenants) -> None:
-        """Have these tenants from now on."""
+        """Use these tenants from now on."""
         try:
             wanted = parse_tenants([setting_of(row) for row in message.tenants])
             unfit = why_unfit(wanted, self._caps())
@@ -101,17 +101,17 @@ class Tenancy:
         self._operations.in_background(session, partial(self._forget, forgetting))
 
     def learn_forgotten(self, tenants: frozenset[bytes]) -> None:
-        """A store that was away says whom this pool has forgotten: that holds from now on."""
+        """A store that was away tells which ids this pool has forgotten: forget them here, too."""
         learned = [
             _Forgetting(self._tenants.name_of(tenant), tenant, scrub=False)
             for tenant in filter(self._tenants.is_current, tenants)
         ]
         for each in learned:
             _log.info("tenant %s was forgotten, says a store that was away", each.name)
-        self._begin(*learned)  # at once: there may be thousands
+        self._begin(*learned)  # all at once, as there may be thousands
 
     def tick(self, now: float) -> None:
-        """Drop what is to be forgotten and is not in use any more, and policies of nobody."""
+        """Drop what is to be forgotten and no longer in use, and unused policies."""
         found_of: dict[bytes, list[Chunk]] = {each.tenant: [] for each in self._forgetting}
         for chunk in self._dram.chunks if found_of else ():
             if chunk.name.tenant in found_of:
@@ -144,7 +144,7 @@ class Tenancy:
         return bool(self._dram.quotas.used_bytes(tenant)) or any(tenant in each for each in held)
 
     def _forget(self, forgetting: _Forgetting) -> AdminReply:
-        """On a thread of its own: media are waited for."""
+        """Runs on a thread of its own, since it waits for media."""
         failure = self._stack.remember_forgotten(forgetting.tenant)
         if failure:  # verify: remembered before anything is deleted
             sentence = f"tenant {forgetting.name} is not forgotten: {failure}."
@@ -156,7 +156,7 @@ class Tenancy:
         return _reply(forgetting, found, is_drained=is_drained)
 
     def _begin(self, *begun: _Forgetting) -> None:
-        """On the pool's thread: from now on nothing can be asked for."""
+        """Give the names new ids, so that nothing can be asked for; on the pool's thread."""
         for forgetting in begun:
             self._tenants.renew(forgetting.name, forgetting.tenant)  # verify: a new id
         self._apply()

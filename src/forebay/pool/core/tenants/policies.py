@@ -1,8 +1,8 @@
 """A policy for each tenant, and whose chunk is written next.
 
 Tenants do not learn from one another, so what one does tells another nothing and moves none of its
-chunks. Between tenants the quotas decide (`forebay.tiers.quotas`), and writes to a lower tier take
-turns by weight (`forebay.tiers.turns`). Owned by the pool's thread.
+chunks. Quotas decide between tenants (`forebay.tiers.quotas`), and their writes to a lower tier
+take turns by weight (`forebay.tiers.turns`). Owned by the pool's thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,13 +28,13 @@ class NamedRead(NamedTuple):
     """A chunk that is to be read before it is asked for."""
 
     key: bytes
-    victim: bytes | None  # of the same tenant: what leaves for it
+    victim: bytes | None  # the chunk of the same tenant that leaves for it, if any
     chain: bytes  # the last key of the chain that it belongs to
     tenant: bytes
 
 
 class Policies:
-    """The policies of one pool."""
+    """One pool's policies."""
 
     def __init__(
         self, default: Policy, new: NewPolicy, weight_of: Callable[[bytes], int], tiers: int
@@ -42,7 +42,7 @@ class Policies:
         self._new = new
         self._by_tenant: dict[bytes, Policy] = {DEFAULT_TENANT: default}
         self._turns = [Turns(weight_of) for _ in range(tiers)]
-        self._held: set[int] = set()  # tiers that take nothing now
+        self._held: set[int] = set()  # tiers that accept nothing now
 
     def of(self, tenant: bytes) -> Policy:
         """A tenant's policy."""
@@ -54,9 +54,9 @@ class Policies:
         return policy
 
     def forget_unless(self, is_used: Callable[[bytes], bool]) -> None:
-        """Keep no policy of tenants that are not used: nobody has their ids, nor DRAM under them.
+        """Drop the policies of unused tenants: nobody has their ids, nor DRAM under them.
 
-        A lookup that was answered before may still have made one, or a copy have ended late.
+        A lookup that was answered before may still have made one, or a copy may have ended late.
         """
         unused = [each for each in self._by_tenant if each != DEFAULT_TENANT and not is_used(each)]
         for tenant in unused:
@@ -65,7 +65,7 @@ class Policies:
                 turns.leave(tenant)
 
     def next_read(self, now: float, has_room: Callable[[bytes, int], bool]) -> NamedRead | None:
-        """See Policy; of the first tenant that has one, who comes last the next time."""
+        """See Policy; of the first tenant that has one, which then comes last."""
         for tenant in list(self._by_tenant):
             policy = self._by_tenant[tenant]
             found = policy.next_read(now, partial(has_room, tenant))
@@ -80,7 +80,7 @@ class Policies:
         return sum(policy.queued_bytes for policy in self._by_tenant.values())
 
     def hold_writes(self, tier: int, *, held: bool) -> None:
-        """See Policy; of all tenants, those to come too."""
+        """See Policy; for all tenants, also those to come."""
         if held:
             self._held.add(tier)
         else:
@@ -89,7 +89,7 @@ class Policies:
             policy.hold_writes(tier, held=held)
 
     def next_write(self, tier: int, now: float, *, idle: bool) -> Offered | None:
-        """See Policy; of the tenant whose turn it is among those that have something to write."""
+        """See Policy; of the tenant whose turn it is, among those with something to write."""
         turns = self._turns[tier]
         for tenant in self._by_tenant:
             turns.join(tenant)
@@ -101,7 +101,7 @@ class Policies:
         return None
 
     def written(self, tier: int, tenant: bytes, size_bytes: int) -> None:
-        """A tenant's chunk is on its way to a tier: so much of its turn is over."""
+        """A tenant's chunk is being written to a tier: take its size off the tenant's turn."""
         self._turns[tier].served(tenant, size_bytes)
 
     def evicted(self, tier: int, records: Iterable[Removed], now: float) -> None:

@@ -1,11 +1,11 @@
-"""Who a pool's tenants are: from the hash of a salt to a tenant, its id, its mask and its quotas.
+"""The tenants of a pool: from the hash of a salt to a tenant, its id, its mask and its quotas.
 
-An engine cannot name a tenant. It sends the hash of a request's salt; a hash that the operator has
-given to nobody, or none, is the default tenant's. What is forgotten gets a new id (`renew`): keys
-are masked by the id, so nothing that was stored under the old one can be asked for.
+An engine cannot name a tenant. It sends the hash of a request's salt; no hash, or one that the
+operator has assigned to nobody, means the default tenant. A forgotten tenant gets a new id
+(`renew`): keys are masked by the id, so nothing stored under the old one can be asked for.
 
-Promised: the ids of one name never repeat, also over restarts, as long as the tiers remember which
-ids were forgotten. Owned by the pool's thread, but for `weight_of`, which any thread may call.
+Promised: the ids of one name never repeat, even over restarts, as long as the tiers remember which
+ids were forgotten. Owned by the pool's thread, except `weight_of`, which any thread may call.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,16 +38,16 @@ class Tenant:
 
     setting: TenantSetting
     id: bytes
-    mask: bytes  # of full keys; `NO_MASK`: the default tenant's, as long as it was not forgotten
+    mask: bytes  # mask of full keys; `NO_MASK`: the default tenant, unless it was forgotten
 
     @property
     def name(self) -> str:
-        """As its operator calls it."""
+        """The operator's name for it."""
         return self.setting.name
 
     @property
     def short_mask(self) -> bytes:
-        """Of short keys."""
+        """The mask of short keys."""
         return self.mask[:SHORT_KEY_BYTES]
 
 
@@ -60,13 +60,13 @@ class Tenants:
         settings: Iterable[TenantSetting] = (),
         forgotten: Collection[bytes] = (),
     ) -> None:
-        """`forgotten` are the ids that must not be used again. Without a secret there are none."""
+        """`forgotten`: ids that must not be used again. Without a secret there are no tenants."""
         self._secret = secret
         self._forgotten = set(forgotten)
         self._by_name: dict[str, Tenant] = {}
         self._by_id: dict[bytes, Tenant] = {}
         self._by_salt: dict[bytes, Tenant] = {}
-        self._masks: dict[bytes, bytes] = {DEFAULT_TENANT: NO_MASK}  # those of old ids included
+        self._masks: dict[bytes, bytes] = {DEFAULT_TENANT: NO_MASK}  # including those of old ids
         self.salt_key = salt_key(secret) if secret else b""
         self.replace(settings)
 
@@ -78,11 +78,11 @@ class Tenants:
 
     @property
     def default(self) -> Tenant:
-        """The tenant of requests that belong to no other."""
+        """The tenant of all requests that no other tenant's salts claim."""
         return self._by_name[DEFAULT_NAME]
 
     def replace(self, settings: Iterable[TenantSetting]) -> None:
-        """These tenants from now on; a SettingsError if the pool cannot have any."""
+        """Use these tenants from now on; a SettingsError if the pool has no secret for them."""
         named = {each.name: each for each in settings}
         if named and not self._secret:  # verify: no tenants without a key
             raise SettingsError("this pool has no tenant_key_file, and so no tenants.")
@@ -91,15 +91,15 @@ class Tenants:
         self._index()
 
     def of_salt(self, salt_hash: bytes) -> Tenant:
-        """The tenant of a request."""
+        """The tenant of a request, by the hash of its salt."""
         return self._by_salt.get(salt_hash) or self.default
 
     def named(self, name: str) -> Tenant | None:
-        """A tenant that has this name now."""
+        """The tenant that has this name now, if any."""
         return self._by_name.get(name)
 
     def with_id(self, tenant: bytes) -> Tenant | None:
-        """The tenant that has this id now; None: it was forgotten, or nobody is named so."""
+        """The tenant that has this id now; None if it was forgotten, or its name was removed."""
         return self._by_id.get(tenant)
 
     def name_of(self, tenant: bytes) -> str:
@@ -108,27 +108,27 @@ class Tenants:
         return OTHER_NAME if found is None else found.name
 
     def is_current(self, tenant: bytes) -> bool:
-        """Whether what has this id may still be loaded and stored."""
+        """Whether records with this tenant id may still be loaded and stored."""
         return tenant not in self._forgotten
 
     def mask(self, tenant: bytes) -> bytes:
-        """What full keys under this id are xored with."""
+        """The mask of full keys under this id."""
         found = self._masks.get(tenant)
         if found is None:
             found = self._masks[tenant] = mask_of(self._secret, tenant)
         return found
 
     def weight_of(self, tenant: bytes) -> int:
-        """A tenant's weight; whoever is not known has 1."""
+        """A tenant's weight; 1 for unknown ids."""
         found = self._by_id.get(tenant)
         return 1 if found is None else found.setting.weight
 
     def id_of(self, name: str) -> bytes | None:
-        """The id that this name has, whether it is a tenant's now or was one's; None: no more."""
+        """The id of this name, whether it is a tenant now or was one; None if none is left."""
         return next(self._ids_left(name), None)
 
     def can_renew(self, name: str) -> bool:
-        """Whether this name can have another id once the one that it has is forgotten."""
+        """Whether this name can get another id after its current one is forgotten."""
         return len(list(islice(self._ids_left(name), 2))) > 1
 
     def _ids_left(self, name: str) -> Iterator[bytes]:
@@ -136,14 +136,14 @@ class Tenants:
         return (each for each in ids if each not in self._forgotten)
 
     def renew(self, name: str, old: bytes) -> None:
-        """What was stored under the id `old` is forgotten: the name has the next one from now."""
+        """The id `old` is forgotten: give the name its next id."""
         self._forgotten.add(old)
         if name in self._by_name:
             self._by_name[name] = self._tenant(self._by_name[name].setting)
             self._index()
 
     def quotas(self, medium: str) -> dict[bytes, Quota]:
-        """What each may hold of DRAM, of all drives together, or of each store, by id."""
+        """What each tenant may hold of DRAM, of all drives together, or of each store, by id."""
         return {
             each.id: Quota(*each.setting.bounds(medium), each.setting.weight)
             for each in self._by_name.values()
@@ -162,7 +162,7 @@ class Tenants:
 
 
 def why_unfit(settings: Iterable[TenantSetting], caps: Mapping[str, int]) -> str | None:
-    """Why these floors cannot be guaranteed with these caps of tiers, in one sentence."""
+    """Why these floors cannot be guaranteed under these caps, in one sentence."""
     wanted = list(settings)
     for medium in MEDIA:
         floors_bytes = sum(each.bounds(medium)[0] for each in wanted)
@@ -172,7 +172,7 @@ def why_unfit(settings: Iterable[TenantSetting], caps: Mapping[str, int]) -> str
 
 
 def read_secret(path: str) -> bytes:
-    """The secret of a pool with tenants, from its file; a StartupError says what is wrong."""
+    """The secret from the file at `path`; a StartupError says what is wrong."""
     try:
         secret = read_regular(path, SECRET_BYTES_MAX).strip()
     except SettingsError as error:

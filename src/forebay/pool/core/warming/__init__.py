@@ -1,1 +1,1 @@
-"""What engines ask for, and what is read before they do: for a warm start, or for dialogs."""
+"""What engines ask for, and what is read before they ask: after a start, or for dialogs."""

@@ -1,6 +1,6 @@
-"""What engines ask for, told to all who rank chunks by it: policies, tiers, and use counts.
+"""Tells everything that ranks chunks (policies, tiers, use counts) what engines ask for.
 
-None of them decides anything for the request itself, so they hear of it when it was answered.
+None of these decides anything for the request itself, so they are told after it was answered.
 """
 
 from functools import partial
@@ -18,9 +18,9 @@ class ChunkDemand:
         self._clock, self._deferred = parts.clock, parts.deferred
 
     def asked_for(self, tenant: bytes, keys: list[bytes], known: int, *, now: bool = False) -> None:
-        """A tenant's request wants these chunks, of which the first so many are known.
+        """A tenant's request wants these chunks, of which the first `known` are known.
 
-        `now`: before anything else, because slots may be freed for them.
+        `now`: tell at once, because slots may be freed for them.
         """
         if not now:
             self._deferred.add(partial(self._tell, tenant, keys, known))

@@ -1,11 +1,11 @@
-"""Reading dialogs back from drives before they are asked for, as their policies say.
+"""Reads dialogs back from drives before they are asked for, as their policies say.
 
-Only inside what nobody uses: a read begins while no other read and no write to the nearest tier is
-in flight, no engine waits for room, and `READS_MAX` are at most; who asks meanwhile goes first, and
-joins what is being read. A slot is one that nobody has, or that of the chunk which the tenant's own
-policy gives for it: no other tenant loses anything, and quotas hold. Only drives are read, which
-cost nothing a request: a chunk whose nearest copy is in a store is passed over. A read that fails
-is forgotten, and what would have followed it.
+It uses only what nobody else needs: a read begins only if no other read and no write to the nearest
+tier is in flight and no engine waits for room, at most `READS_MAX` at once; an ask that comes
+meanwhile goes first, and joins what is being read. The slot is a free one, or that of the chunk
+which the tenant's own policy gives up for it: no other tenant loses anything, and quotas hold. Only
+drives are read, where a request costs nothing: a chunk whose nearest copy is in a store is skipped.
+After a failed read, what would have followed it is not read either.
 """
 
 from collections import OrderedDict
@@ -20,43 +20,43 @@ from forebay.record.header import ROOT, RecordName
 from forebay.tiers.contract import EvictionCause
 
 READS_MAX: Final = 2  # at once
-LOOK_S: Final = 1.0  # after nothing was worth it
-NAMED_MAX: Final = 1 << 16  # chains; as many as a policy watches
-_LOOKED_AT_MAX: Final = 16  # chunks in one step
+LOOK_S: Final = 1.0  # pause after nothing was worth reading
+NAMED_MAX: Final = 1 << 16  # chains remembered; as many as a policy watches
+_LOOKED_AT_MAX: Final = 16  # chunks looked at in one step
 
 
 class _ChainName(NamedTuple):
-    """What the names of a chain's records have in common, beside the tenant."""
+    """What all record names of a chain have in common, beside the tenant."""
 
     namespace: bytes
     group: int
 
 
 class DialogReads:
-    """All that is read back. Owned by the pool's thread."""
+    """All reads of dialogs. Owned by the pool's thread."""
 
     def __init__(self, parts: CoreParts, read_ahead: ReadAhead) -> None:
         self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
         self._metrics: PrefetchMetrics = parts.metrics.prefetch
         self._read_ahead = read_ahead
         self._names: OrderedDict[bytes, _ChainName] = OrderedDict()  # by a chain's last key
-        self._reading: dict[Chunk, int] = {}  # and the tier that each comes from
+        self._reading: dict[Chunk, int] = {}  # chunk → the tier that it is read from
         self._look_at = 0.0
         self._is_closed = False
 
     def looked_up(self, last_key: bytes, namespace: bytes, group: int) -> None:
-        """A chain was looked up, of which this is the last key."""
+        """A chain with this last key was looked up."""
         self._names.pop(last_key, None)
         self._names[last_key] = _ChainName(namespace, group)
         if len(self._names) > NAMED_MAX:
             self._names.popitem(last=False)
 
     def close(self) -> None:
-        """Begin no read any more."""
+        """Begin no more reads."""
         self._is_closed = True
 
     def step(self, now: float, *, is_writing: bool) -> None:
-        """Count what has come, and begin what may begin now."""
+        """Count what has arrived, and begin what may begin now."""
         self._end_reads()
         if self._is_closed or now < self._look_at:
             return
@@ -79,7 +79,7 @@ class DialogReads:
             self._dram.policies.of(chunk.name.tenant).read_failed(chunk.key)
 
     def _may_begin(self) -> bool:
-        """Whether this is the moment for one more: whatever engines want comes first."""
+        """Whether one more read may begin now, since no engine wants anything."""
         read_ahead, own = self._read_ahead, len(self._reading)
         is_in_the_way = read_ahead.reads_in_flight > own or not read_ahead.may_fetch_ahead
         if is_in_the_way:  # verify: demand first
@@ -90,7 +90,7 @@ class DialogReads:
         return self._dram.has_free_slot(tenant, slot_bytes)
 
     def _begin(self, found: NamedRead) -> bool:
-        """Begin to read a chunk; False if it cannot or should not be."""
+        """Begin to read a chunk; False if that is not possible, or not wanted."""
         chain, table = self._names.get(found.chain), self._dram.chunks
         if chain is None or table.get(found.key) is not None:
             return False

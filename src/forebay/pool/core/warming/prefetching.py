@@ -1,9 +1,9 @@
-"""Fetching what hosts use most into DRAM that nobody needs, before anybody asks for it.
+"""At a warm start, loads what hosts use most into free slots of DRAM.
 
-A courtesy: it takes slots that are free and evicts nothing, begins no read while an engine reads or
-waits for room, has two reads at a time, as many bytes a second as it was told, and ends for good
-when DRAM is full. What is fetched can leave like everything else. A store that takes no stores for
-now, for want of requests for example, is not asked either. An operator who clears, resizes or
+A courtesy: it takes free slots and evicts nothing, begins no read while an engine reads or waits
+for room, has two reads at a time and a limit of bytes a second, and ends for good when DRAM is
+full. What it has loaded can leave like everything else. A store that accepts no stores at the
+moment, for lack of requests for example, is not read either. An operator who clears, resizes or
 forgets ends it, and so does the end of the pool.
 """
 
@@ -20,24 +20,24 @@ from forebay.record.header import ROOT, RecordName
 from forebay.tiers.contract import UsedRecord, WarmStart
 from forebay.tiers.dram.slab import slot_bytes_for
 
-READS_MAX: Final = 2  # at once: a store has lanes left for engines
-_LOOKED_AT_MAX: Final = 64  # records in one step; the rest with the next
-_CATCH_UP_S: Final = 0.1  # of the rate, what a step that comes late may make up for
+READS_MAX: Final = 2  # at once, so that a store has lanes left for engines
+_LOOKED_AT_MAX: Final = 64  # records looked at in one step
+_CATCH_UP_S: Final = 0.1  # how much of the rate a late step may make up for
 
 
 @dataclass(slots=True, eq=False)
 class _WarmOffer:
-    """What is left to be fetched from one tier."""
+    """What is left to fetch from one tier."""
 
     tier: int
     records: deque[UsedRecord]
     left_bytes: int
     bytes_a_s: int
-    next_at: float = -math.inf  # when the rate allows one more
+    next_at: float = -math.inf  # when the rate allows the next read
 
 
 class Prefetching:
-    """All that is fetched ahead. Owned by the pool's thread."""
+    """All prefetching. Owned by the pool's thread."""
 
     def __init__(self, parts: CoreParts, read_ahead: ReadAhead) -> None:
         self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
@@ -45,10 +45,10 @@ class Prefetching:
         self._read_ahead = read_ahead
         self._offers: deque[_WarmOffer] = deque()
         self._is_closed = False
-        self._reading: dict[Chunk, int] = {}  # and the tier that each comes from
+        self._reading: dict[Chunk, int] = {}  # chunk → the tier that it is read from
 
     def begin(self, tier: int, offered: WarmStart) -> None:
-        """A tier has this for us, the most used first."""
+        """A tier offers these records, the most used first."""
         if self._is_closed:
             return
         records = deque(offered.records)
@@ -59,17 +59,17 @@ class Prefetching:
         self._offers.clear()
 
     def close(self) -> None:
-        """Fetch nothing more, whatever is offered."""
+        """Fetch nothing more, even if more is offered."""
         self._is_closed = True
         self.stop()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is to be begun soon."""
+        """Whether a read is to begin soon."""
         return self._first_offer() is not None
 
     def step(self, now: float) -> None:
-        """Count what has come, and begin what may begin now."""
+        """Count what has arrived, and begin what may begin now."""
         for chunk in [chunk for chunk in self._reading if self._has_ended(chunk)]:
             tier = self._reading.pop(chunk)
             if chunk.state is SlotState.READY:
@@ -82,7 +82,7 @@ class Prefetching:
                 self._offers.remove(offer)
 
     def _first_offer(self) -> _WarmOffer | None:
-        """The first of a store that takes stores now: one that fails holds no other one up."""
+        """The first offer of a store that takes stores now: one that fails blocks no other."""
         takes = self._stack.takes_stores
         return next((offer for offer in self._offers if takes(offer.tier)), None)
 
@@ -91,7 +91,7 @@ class Prefetching:
         return chunk.state is SlotState.READY or not is_here
 
     def _may_begin(self, offer: _WarmOffer, now: float) -> bool:
-        """Whether this is the moment for one more: an engine's loads come first."""
+        """Whether one more read may begin now, since no engine is loading anything."""
         read_ahead, own = self._read_ahead, len(self._reading)
         is_in_the_way = read_ahead.reads_in_flight > own or not read_ahead.may_fetch_ahead
         if is_in_the_way:  # verify: loads first
@@ -99,7 +99,7 @@ class Prefetching:
         return own < READS_MAX and now >= offer.next_at
 
     def _begin(self, offer: _WarmOffer, record: UsedRecord, now: float) -> bool:
-        """Begin to read a record, or pass it over; False if nothing more is to be read."""
+        """Begin to read a record, or skip it; False if nothing more is to be read."""
         length = self._length(offer, record)
         if length is None:
             return True
@@ -116,7 +116,7 @@ class Prefetching:
         return True
 
     def _length(self, offer: _WarmOffer, record: UsedRecord) -> int | None:
-        """The payload of a record that only this tier has, and that may be here; or None."""
+        """The payload size of a record that only this tier has and that may be loaded, or None."""
         if self._dram.chunks.get(record.key) is not None:
             return None
         if self._tenants.with_id(record.tenant) is None:  # verify: nobody's, or a forgotten tenant

@@ -1,8 +1,8 @@
-"""How often chunks were asked for lately, so that other hosts can be told which ones most.
+"""Counts how often chunks were asked for lately, to tell other hosts which are used most.
 
-Lookups that find a chunk count, whoever copies it: what every prompt begins with may lie in GPU
-memory all the time. Counts are halved whenever they are published, so what was is soon outweighed
-by what is. What is told are records of chunks that lie in DRAM and in the store as well.
+A chunk counts when a lookup finds it, even if it is not copied: what every prompt begins with may
+be in GPU memory all the time. Counts are halved whenever they are published, so that recent use
+counts most. Only chunks that lie in DRAM and in the store as well are told.
 """
 
 from collections import Counter
@@ -13,12 +13,12 @@ from forebay.pool.core.parts import CoreParts
 from forebay.tiers.contract import USED_RECORDS_MAX, UsedRecord
 
 PUBLISH_S: Final = 600.0
-USES_MIN: Final = 2  # below it a chunk is not told of
-COUNTED_MAX: Final = 1 << 14  # chunks; those that are used least are left out
+USES_MIN: Final = 2  # chunks with fewer uses are not told
+COUNTED_MAX: Final = 1 << 14  # chunks counted; the least used are left out
 
 
 class UseCounts:
-    """Of all chunks of one pool. Owned by the pool's thread."""
+    """Use counts of all chunks of one pool. Owned by the pool's thread."""
 
     def __init__(self, parts: CoreParts) -> None:
         self._stack, self._chunks = parts.stack, parts.dram.chunks
@@ -38,7 +38,7 @@ class UseCounts:
             self._uses = Counter(dict(self._uses.most_common(COUNTED_MAX // 2)))
 
     def tick(self, now: float) -> None:
-        """Tell the stores what is used most, now and then."""
+        """Now and then, tell the stores which chunks are used most."""
         if now < self._publish_at:
             return
         self._publish_at = now + PUBLISH_S

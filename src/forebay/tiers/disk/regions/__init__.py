@@ -1,1 +1,1 @@
-"""Region files: what one is, how they are filled and evicted, how they are found again."""
+"""Region files: how they are filled, evicted, and found again at a start."""

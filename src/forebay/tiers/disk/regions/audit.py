@@ -1,7 +1,7 @@
-"""Audit of a directory that no pool is using: every record read and verified, nothing changed.
+"""Audits a directory that no pool is using: reads and verifies every record, changes nothing.
 
-What a warm start believes (tables of contents) is not believed here. The directory's lock is held
-meanwhile, so that no pool can begin in it. `repair.py` drops what this module finds.
+Unlike a warm start, it does not believe tables of contents. It holds the directory's lock, so that
+no pool can start in it. `repair.py` drops what is found damaged here.
 """
 
 import errno
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
     """One thing that is wrong."""
 
     kind: FindingKind
-    file: str  # its name in the directory; "." is the directory itself
+    file: str  # file name; "." is the directory itself
     why: str
     offset: int | None = None  # in the file
 
@@ -65,8 +65,8 @@ class RegionAudit:
     name: str
     size_bytes: int = 0
     generation: int = 0
-    tenant: bytes = DEFAULT_TENANT  # whose it is: its sound records', or as its header says
-    is_ours: bool = True  # neither foreign nor of another version
+    tenant: bytes = DEFAULT_TENANT  # the tenant of its sound records, or of its header
+    is_ours: bool = True  # it is neither foreign nor of another version
     records: int = 0  # sound
     erased: int = 0  # deleted on purpose
     payload_bytes: int = 0  # of sound records
@@ -109,7 +109,7 @@ class LockedDirectory(NamedTuple):
 
 
 def lock_directory(disk: Disk, path: str) -> LockedDirectory:
-    """Lock a directory without writing to it; a DirectoryError says why it cannot be locked."""
+    """Lock a directory without writing to it; a DirectoryError says why that failed."""
     try:
         descriptor = disk.open_directory(path)
     except OSError as error:
@@ -160,7 +160,7 @@ def _take(disk: Disk, path: str, descriptor: int) -> None:
 
 
 def audit(disk: Disk, locked: LockedDirectory, on_bytes: Callable[[int, int], None]) -> Audit:
-    """Verify every record; `on_bytes` hears on this thread how many bytes of how many are done."""
+    """Verify every record; `on_bytes` is called here with the bytes done and the bytes in all."""
     names = [name for _, name in region_names(disk, locked.descriptor)]
     others = list(_others(disk, locked.descriptor, set(names)))
     done = 0
@@ -189,7 +189,7 @@ def _others(disk: Disk, directory: int, regions: set[str]) -> Iterator[Finding]:
 
 
 def open_region(disk: Disk, directory: int, name: str, *, write: bool) -> int:
-    """A region file, with O_DIRECT where the file system has it."""
+    """Open a region file, with O_DIRECT if the file system has it."""
     try:
         return disk.open(directory, name, create=False, direct=True, write=write)
     except OSError as error:
@@ -223,7 +223,7 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
         return
     if status.mode & ~_SAFE_MODE & 0o777:
         found.add(FindingKind.MODE, f"mode {stat.S_IMODE(status.mode):o}, where 600 is safe")
-    # Of a file that ends within a page, whole pages are looked at.
+    # Only whole pages are looked at, even if the file ends within one.
     size_bytes = status.size_bytes - status.size_bytes % PAGE_BYTES
     if size_bytes > layout.REGION_BYTES_MAX:  # verify: audited size
         found.is_ours = False
@@ -254,11 +254,11 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
 
 
 def _judge_header(found: RegionAudit, damage: Damage, head: memoryview) -> None:
-    """A region's first page says nothing; what else was found tells what the file is."""
+    """The region's first page is unusable: what else was found tells what the file is."""
     is_cut = damage is Damage.CUT and layout.begins_region(head)
     if found.records or is_cut or damage in {Damage.HEADER_HASH, Damage.GENERATION}:
         found.add(FindingKind.HEADER, damage, 0)
-    elif any(head):  # a blank one was never begun: the next start removes it
+    elif any(head):  # a blank one was never used: the next start removes it
         found.is_ours = False
         found.findings[:] = [Finding(FindingKind.FOREIGN, found.name, "not a region of Forebay")]
 

@@ -1,9 +1,9 @@
-"""Data keys of the disk tier: one a tenant, random, encrypted by a master key, in every directory.
+"""Data keys of the disk tier: a random key per tenant, wrapped, in every directory.
 
-A record that is encrypted under a tenant's key is gone when that key is: `forget` destroys it. The
-keys lie in the file `keys` of every directory, written anew whole with each change; at a start the
-table with the highest sequence counts, so that a directory that was away does not bring a destroyed
-key back. A key is on a medium before the first record is written under it.
+Destroying a tenant's key (`forget`) destroys all records encrypted under it. The keys lie in the
+file `keys` of every directory, which is rewritten as a whole with each change; at a start the table
+with the highest sequence counts, so that a directory that was away does not bring a destroyed key
+back. A key is on a medium before the first record is written under it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from forebay.sys.transfer import read_whole, write_whole
 from forebay.tiers.disk.regions.directory import OpenDirectory, region_names
 
 KEYS_NAME: Final = "keys"
-NEW_KEYS_NAME: Final = "keys.new"  # until it is whole
+NEW_KEYS_NAME: Final = "keys.new"  # the new file until it is complete
 KEYS_MAX: Final = (
     256  # data keys: 32 KiB; the oldest that no new record gets is dropped for another
 )
@@ -58,7 +58,7 @@ class _Entry:
 
 
 class KeyTable(NamedTuple):
-    """What a file of keys holds."""
+    """The contents of a keys file."""
 
     sequence: int  # rises with every change
     check: bytes  # of the names key, see `MasterKeys.check`
@@ -79,7 +79,7 @@ def pack_table(table: KeyTable) -> bytes:
 
 
 def unpack_table(data: memoryview | bytes) -> KeyTable | Damage:
-    """What a file of keys says, or why it says nothing. Any bytes are safe input."""
+    """The contents of a keys file, or why it cannot be used. Any bytes are safe input."""
     if len(data) < PAGE_BYTES:
         return Damage.CUT
     magic, version, _, count, sequence, check, digest = _HEADER.unpack_from(data)
@@ -102,13 +102,13 @@ def unpack_table(data: memoryview | bytes) -> KeyTable | Damage:
 def checked_table(disk: Disk, directory: OpenDirectory, keyring: Keyring | None) -> KeyTable | None:
     """The keys in a directory; a DirectoryError if its records were written with other ones.
 
-    Also where one side knows of no encryption: nothing could be found, and it would be evicted.
-    OSError: it cannot be told.
+    Also if only one side uses encryption: no record could be found, and all would be evicted.
+    OSError if the file cannot be read.
     """
     found = _read_table(disk, directory)
     path = directory.path
     if keyring is None and found is Damage.NOT_A_RECORD:
-        return None  # a file of somebody else's that has this name
+        return None  # somebody else's file with this name
     if isinstance(found, Damage):
         raise DirectoryError(
             f"{path}/{KEYS_NAME} is damaged ({found}); put back a copy, or remove it and every"
@@ -134,7 +134,7 @@ def checked_table(disk: Disk, directory: OpenDirectory, keyring: Keyring | None)
 
 
 def _read_table(disk: Disk, directory: OpenDirectory) -> KeyTable | Damage | None:
-    """The keys in a directory; None: there are none. OSError."""
+    """The keys in a directory; None if there are none. OSError."""
     try:
         descriptor = disk.open(
             directory.descriptor, KEYS_NAME, create=False, direct=directory.direct, write=False
@@ -151,7 +151,7 @@ def _read_table(disk: Disk, directory: OpenDirectory) -> KeyTable | Damage | Non
 def _write_table(disk: Disk, directory: OpenDirectory, table: KeyTable) -> None:
     place = directory.descriptor
     with contextlib.suppress(FileNotFoundError):
-        disk.unlink(place, NEW_KEYS_NAME)  # of a crash
+        disk.unlink(place, NEW_KEYS_NAME)  # left by a crash
     content = pack_table(table)
     buffer = memory.allocate(len(content))
     buffer[: len(content)] = content
@@ -171,7 +171,7 @@ class DataKeys(RecordKeys):
     def __init__(
         self, disk: Disk, found: Mapping[OpenDirectory, KeyTable | None], keyring: Keyring
     ) -> None:
-        """Take over what was found in each directory."""
+        """Take over the tables found in the directories."""
         self._disk, self._directories, self._keyring = disk, list(found), keyring
         self._lock = threading.Lock()  # guards all below, and writing; reading a dict needs none
         tables = [table for table in found.values() if table is not None]
@@ -206,16 +206,17 @@ class DataKeys(RecordKeys):
             return self._current.get(tenant)
 
     def rotate(self) -> None:
-        """New records get new keys; all keys are wrapped by the current master key. OSError."""
+        """Give new records new keys, and wrap all keys with the current master key. OSError."""
         with self._lock:
             entries = tuple(self._rewrapped(each) for each in self._table.entries)
             self._write(self._changed(entries))
 
     def forget(self, tenant: bytes) -> bool:
-        """Destroy a tenant's keys, so that its records can never be read; False: it had none.
+        """Destroy a tenant's keys, so that its records can never be read; False if it had none.
 
-        It gets no new one: a store that waits would have it made for nothing. OSError if a medium
-        keeps them: then nothing new is encrypted under them, and it is to be called again.
+        It gets no new key, which a waiting store would create for nothing. OSError if a medium
+        keeps the old file: then nothing is encrypted under these keys any more, and this is to be
+        called again.
         """
         with self._lock:
             self._forgotten.add(tenant)
@@ -226,7 +227,7 @@ class DataKeys(RecordKeys):
             return True
 
     def _agree(self, tables: set[KeyTable | None]) -> None:
-        """Let all directories have the same keys, and nothing of a write that was cut off."""
+        """Make all directories have the same keys, without those of writes that were cut off."""
         for directory in self._directories:
             with contextlib.suppress(OSError):
                 self._disk.unlink(directory.descriptor, NEW_KEYS_NAME)
@@ -238,7 +239,7 @@ class DataKeys(RecordKeys):
             _log.warning("keys cannot be written yet (%s)", error.strerror)
 
     def _add(self, tenant: bytes) -> None:
-        """A new key for a tenant; none if it was forgotten, or if no medium takes it."""
+        """Create a tenant's key, unless it was forgotten or no medium takes the key."""
         if tenant in self._forgotten:  # verify: no key for a forgotten tenant
             return
         secret, key_id = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(KEY_ID_BYTES)

@@ -1,4 +1,4 @@
-"""A directory that Forebay may own: checked, locked, measured; and the names in it."""
+"""A directory that Forebay may use: checked, locked and measured; and the file names in it."""
 
 import errno
 import logging
@@ -16,11 +16,11 @@ from forebay.tiers.disk.options import Directory
 
 LOCK_NAME: Final = "lock"
 _REGION_NAME: Final = re.compile(r"region-([0-9a-f]{16})")
-REGIONS_MIN: Final = 8  # a directory; evicting one of fewer would forget too much at once
+REGIONS_MIN: Final = 8  # per directory; with fewer, each eviction would forget too much
 REGION_BYTES_MIN: Final = 16 * PAGE_BYTES
 _OVERHEAD_BYTES: Final = 64 * 1024  # the directory itself and the lock file, as du counts them
-_OVERHEAD_SHARE: Final = 4096  # one part in so many: the file system's extent blocks
-# Not the operator's mistake: what the directory is on fails, is full, or was remounted read-only.
+_OVERHEAD_SHARE: Final = 4096  # one part in 4,096, for the file system's extent blocks
+# Not the operator's mistake: the medium fails, is full, or was remounted read-only.
 _MEDIUM_ERRNOS: Final = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _log: Final = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def usable_bytes(cap_bytes: int) -> int:
 
 
 def refuse_too_large(disk: Disk, directory: OpenDirectory, cap_bytes: int) -> None:
-    """A cap that no free space could ever fill is a DirectoryError."""
+    """A DirectoryError if the cap is more than free space could ever fill."""
     total_bytes = disk.space(directory.descriptor).total_bytes
     if cap_bytes > total_bytes:
         raise DirectoryError(
@@ -126,7 +126,7 @@ def _take(disk: Disk, path: str, descriptor: int) -> None:
 
 
 def refuse_unsafe(disk: Disk, path: str, descriptor: int) -> None:
-    """A DirectoryError if an open directory is not ours alone to write."""
+    """A DirectoryError unless an open directory is writable by us alone."""
     status = disk.status(descriptor)
     if status.owner_uid != disk.user():
         raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")
@@ -164,9 +164,9 @@ def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
 
 
 def has_foreign_lock(disk: Disk, directory: int) -> bool:
-    """Whether the name of the lock file is that of a link, a directory or the like.
+    """Whether a link, a directory or the like has the name of the lock file.
 
-    Such a thing is left alone, and nothing is locked in its stead but the directory itself.
+    It is left alone, and only the directory itself is locked.
     """
     try:
         mode = disk.status_of(directory, LOCK_NAME).mode

@@ -1,9 +1,8 @@
-"""The ids of tenants that were forgotten, in a file of each directory; never fewer than before.
+"""The file of forgotten tenants' ids in each directory; ids are only ever added.
 
-`forebay.record.forgotten` has its bytes. The file is replaced whole: a new one is written, flushed,
-and given the old one's name, and then the directory is flushed. A crash leaves the old file or the
-new one. A file that is damaged says nothing: a warning is logged, and the other directories' files
-count.
+`forebay.record.forgotten` defines its bytes. The file is replaced as a whole: a new one is written,
+flushed and renamed, and then the directory is flushed. A crash leaves the old file or the new one.
+A damaged file counts as empty: a warning is logged, and the other directories' files count.
 """
 
 import logging
@@ -15,13 +14,13 @@ from forebay.sys.disk import Disk
 from forebay.tiers.disk.regions.directory import OpenDirectory
 
 _NAME: Final = "forgotten"
-_NEW_NAME: Final = "forgotten.new"  # until it is whole
+_NEW_NAME: Final = "forgotten.new"  # the new file until it is complete
 FORGOTTEN_NAMES: Final = frozenset({_NAME, _NEW_NAME})
 _log: Final = logging.getLogger(__name__)
 
 
 def read_forgotten(disk: Disk, directory: OpenDirectory) -> frozenset[bytes]:
-    """The ids that a directory remembers."""
+    """The ids in a directory's file."""
     try:
         data = _read(disk, directory.descriptor)
     except FileNotFoundError:
@@ -36,7 +35,7 @@ def read_forgotten(disk: Disk, directory: OpenDirectory) -> frozenset[bytes]:
 
 
 def write_forgotten(disk: Disk, directory: OpenDirectory, tenants: Collection[bytes]) -> None:
-    """Remember these ids, all of them, from now on and after any crash; OSError: it cannot be.
+    """Replace the ids, durably; OSError if that fails.
 
     By one thread at a time.
     """

@@ -1,9 +1,9 @@
-"""Reading a region file: its table of contents, and its records one after another.
+"""Reads a region file: its table of contents, and its records one after the other.
 
-`RegionReader.records` is the only way through the records of a region: recovery, erasure and audit
-use it. It gives the records that a table of contents lists or, without a table, those that a walk
-finds: from the front, page by page where no sound record is. A record is recognised by its own
-hash, generation and offset, so that one of an earlier generation of the file is none.
+`RegionReader.records` is the only way through a region's records: recovery, erasure and audit use
+it. It yields the records that a table of contents lists or, without a table, those that a walk
+finds: from the front, trying page by page where there is no sound record. A record is recognised by
+its own hash, generation and offset, so one of an earlier generation of the file does not count.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole
 
 _WINDOW_BYTES: Final = 4 << 20
-_SMALL_STEP_BYTES: Final = 64 << 10  # once something in the region was unreadable
+_SMALL_STEP_BYTES: Final = 64 << 10  # step size after something was unreadable
 _UNREADABLE_MAX: Final = 32  # reads of one walk that may fail before the rest is given up
-_ASKED_MAX: Final = 64  # records that are asked whose they are
-_NO_RECORD: Final = {Damage.NOT_A_RECORD, Damage.PLACE}  # nothing of this generation begins here
+_ASKED_MAX: Final = 64  # records whose headers are read to find the tenant
+_NO_RECORD: Final = {Damage.NOT_A_RECORD, Damage.PLACE}  # no record of this generation begins here
 
-# A sound record's header; why it is not sound; why it cannot be read; or None: it was erased.
+# A sound record's header; or why it is not sound, or unreadable; or None: it was erased.
 FoundRecord = RecordHeader | Damage | OSError | None
 
 
@@ -64,12 +64,12 @@ class RegionReader:
         self._window = _Window(disk, descriptor)
 
     def first_page(self) -> memoryview:
-        """The page with the region's header; shorter if the file is. OSError: unreadable."""
+        """The page with the region's header; shorter if the file is. OSError if unreadable."""
         page = memory.allocate(PAGE_BYTES)
         return page[: read_whole(self._disk, self._descriptor, [page], 0)]
 
     def contents(self, generation: int) -> RegionContents:
-        """What the region holds by its table or, where that cannot be had, by a walk."""
+        """What the region holds, by its table or, if that cannot be used, by a walk."""
         try:
             table = self.table(generation)
         except OSError:
@@ -85,10 +85,10 @@ class RegionReader:
         return RegionContents(generation, bytes(packed), end, is_sealed=False)
 
     def table(self, generation: int) -> RegionContents | Damage | None:
-        """What the region's table says; its records are not looked at.
+        """What the region's table says; its records are not checked.
 
-        None: it was not sealed in this generation. Damage: the table cannot be believed. OSError:
-        it cannot be read.
+        None: it was not sealed in this generation. Damage: the table cannot be trusted. OSError: it
+        cannot be read.
         """
         page = memory.allocate(PAGE_BYTES)
         at = self.size_bytes - PAGE_BYTES
@@ -109,7 +109,7 @@ class RegionReader:
         return RegionContents(generation, packed, footer.contents_offset, is_sealed=True)
 
     def tenant(self, found: RegionContents) -> bytes | None:
-        """Whose the region's records are: the first whose header is sound says; None: none does."""
+        """The tenant of the region's records, by the first sound header; None if there is none."""
         page = memory.allocate(PAGE_BYTES)
         for entry in islice(found.entries(), _ASKED_MAX):
             try:
@@ -124,10 +124,10 @@ class RegionReader:
     def records(
         self, generation: int, table: RegionContents | None = None
     ) -> Iterator[tuple[int, FoundRecord]]:
-        """Offset and header of every record, each verified whole, in the order of the file.
+        """Yields each record's offset and verified header, in the order of the file.
 
-        Those that `table` lists or, without one, all that a walk finds. What a walk cannot read is
-        stepped over, a few times: a failing drive takes seconds for each.
+        These are the records that `table` lists or, without one, all that a walk finds. What a walk
+        cannot read is skipped, a few times only: a failing drive takes seconds for each.
         """
         if table is not None:
             for entry in sorted(table.entries(), key=lambda entry: entry.offset):
@@ -157,7 +157,7 @@ class RegionReader:
         return wrong or found
 
     def _record(self, position: Position, limit: int) -> FoundRecord:
-        """The record at a position; it must end before `limit`."""
+        """The record at a position, which must end before `limit`."""
         try:
             return self._verified(position, limit)
         except OSError as error:
@@ -170,7 +170,7 @@ class RegionReader:
             return None
         header = layout.unpack_record(page, position)
         if isinstance(header, Damage):
-            # A damaged header of an earlier generation is no damage of this one.
+            # A damaged header of an earlier generation does not count as damage.
             is_here = header is Damage.NOT_A_RECORD or layout.is_for(page, position)
             return header if is_here else Damage.PLACE
         if at + record_bytes(header.length) > limit:  # verify: walked length
@@ -192,7 +192,7 @@ class _Window:
         self._start = self._stop = 0
 
     def view(self, at: int, size: int) -> memoryview:
-        """Up to `size` bytes at `at`; fewer at the end of window or file. OSError: unreadable."""
+        """Up to `size` bytes at `at`; fewer at the end of window or file. OSError if unreadable."""
         if self._buffer is None:
             self._buffer = memory.allocate(_WINDOW_BYTES)
         if not self._start <= at < self._stop:
@@ -200,7 +200,7 @@ class _Window:
         return self._buffer[at - self._start : min(at + size, self._stop) - self._start]
 
     def hash(self, at: int, length: int, shards: int) -> bytes:
-        """The payload hash of these bytes; of fewer, and so another, where the file ends early."""
+        """The payload hash of these bytes; if the file ends early, of fewer, so that it differs."""
         size = length // shards
         return joined_hash([self._hash(at + number * size, size) for number in range(shards)])
 
@@ -221,7 +221,7 @@ class _Window:
             step = buffer[: self._step_bytes]
             self._stop += read_whole(self._disk, self._descriptor, [step], at)
         except OSError:
-            # What is unreadable may lie behind what is wanted.
+            # What is unreadable may lie after what is wanted.
             self._step_bytes = _SMALL_STEP_BYTES
             wanted = buffer[: memory.padded(size)]
             self._stop += read_whole(self._disk, self._descriptor, [wanted], at)

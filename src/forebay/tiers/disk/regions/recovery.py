@@ -1,8 +1,8 @@
-"""Opening a directory: check it, trim it to its cap, and find what its regions hold.
+"""Opens a directory at a start: checks it, trims it to its cap, and finds its records.
 
-The table of a sealed region is believed (its records are verified when they are loaded). A region
-without one was open when its process died: it is walked and every record in it is verified whole,
-because the last of them may be torn.
+The table of a sealed region is trusted (its records are verified when they are loaded). A region
+without one was open when its process died: it is walked, and every record in it is verified whole,
+because the last ones may be incomplete.
 """
 
 import logging
@@ -36,8 +36,8 @@ from forebay.tiers.disk.regions.reader import RegionContents, RegionReader
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import RegionLog, RegionLogLimits
 
-_RESUME_SHARE: Final = 8  # a region with more than one part in so many free is filled further
-_SECTOR_BYTES: Final = 512  # what a drive writes whole or not at all
+_RESUME_SHARE: Final = 8  # a region with more than an eighth free is filled further
+_SECTOR_BYTES: Final = 512  # what a drive writes completely or not at all
 _log: Final = logging.getLogger(__name__)
 
 
@@ -63,10 +63,10 @@ class _File(NamedTuple):
 def recover_directory(
     wanted: Directory, drive: int, catalog: Catalog[Region], options: Options, world: World
 ) -> RecoveredDirectory:
-    """Open and lock one directory; a DirectoryError says in one sentence why that cannot be.
+    """Open and lock a directory; a DirectoryError says in one sentence why that failed.
 
-    What is found in it, whatever it is, is no reason: it is used, removed, or left alone and
-    counted. A MediumError: the directory cannot be used now, and nobody could have known.
+    Nothing that lies in it is a reason to fail: it is used, removed, or left alone and counted. A
+    MediumError means that the directory cannot be used now, which nobody could have known.
     """
     disk = world.disk
     new_bytes = region_bytes(wanted, options.region_bytes)
@@ -75,7 +75,7 @@ def recover_directory(
     limits = RegionLogLimits(drive, usable, new_bytes)
     region_log = RegionLog(directory, catalog, options, world, limits)
     recovered = RecoveredDirectory(directory, region_log, [])
-    files: list[_File] = []  # open, and not yet a region
+    files: list[_File] = []  # open files that are not regions yet
     try:
         refuse_too_large(disk, directory, wanted.cap_bytes)
         recovered = recovered._replace(keys=checked_table(disk, directory, options.keyring))
@@ -126,7 +126,7 @@ def _open_files(
 
 
 def _open_file(disk: Disk, directory: OpenDirectory, generation: int, name: str) -> _File | str:
-    """A file under a region's name, or why it is none."""
+    """A file with a region's name, or why it is no region."""
     try:
         descriptor = disk.open(
             directory.descriptor, name, create=False, direct=directory.direct, write=True
@@ -144,9 +144,9 @@ def _open_file(disk: Disk, directory: OpenDirectory, generation: int, name: str)
 
 
 def _measure(disk: Disk, descriptor: int) -> tuple[int, int] | str:
-    """The whole pages of a file, and what it counts for; or why it is no region.
+    """The whole pages of a file and the size it counts for, or why it is no region.
 
-    It counts for the blocks that it has: a sparse file must not drive others out.
+    It counts for its blocks: a sparse file must not drive others out.
     """
     status = disk.status(descriptor)
     if not stat.S_ISREG(status.mode):
@@ -158,19 +158,19 @@ def _measure(disk: Disk, descriptor: int) -> tuple[int, int] | str:
 
 
 def _leave_alone(disk: Disk, recovered: RecoveredDirectory, name: str, why: str) -> None:
-    """Count what is not ours: neither its name nor its bytes are given away."""
+    """Count a file that is not ours: its name and its bytes are not reused."""
     try:
         size_bytes = disk.status_of(recovered.directory.descriptor, name).allocated_bytes
     except FileNotFoundError:
         return
     except OSError:
-        size_bytes = recovered.region_log.region_bytes  # unknown: as much as one of ours
+        size_bytes = recovered.region_log.region_bytes  # not known: count it like one of ours
     _log.warning("%s/%s is left alone (%s)", recovered.directory.path, printable(name), why)
     recovered.region_log.leave_alone(name, size_bytes)
 
 
 def _trim(disk: Disk, recovered: RecoveredDirectory, files: list[_File], usable: int) -> None:
-    """Remove the oldest until all that is in the directory fits the cap."""
+    """Remove the oldest regions until everything in the directory fits the cap."""
     while files and _counted_bytes(recovered, files) > usable:
         _remove_or_count(disk, recovered, files.pop(0))
 
@@ -191,7 +191,7 @@ def _remove_or_count(disk: Disk, recovered: RecoveredDirectory, file: _File) -> 
 def _warn_of_little_space(
     disk: Disk, recovered: RecoveredDirectory, files: list[_File], usable: int
 ) -> None:
-    """Nothing is written yet: what is here is served, and regions are made while there is space."""
+    """Warn if there is too little space to write: records are served, regions come later."""
     missing_bytes = usable - _counted_bytes(recovered, files)
     free_bytes = disk.space(recovered.directory.descriptor).free_bytes
     if missing_bytes > free_bytes:
@@ -228,7 +228,7 @@ def _recover_region(disk: Disk, recovered: RecoveredDirectory, number: int, file
 
 
 def _resume(disk: Disk, recovered: RecoveredDirectory) -> None:
-    """Order the regions by age; fill each tenant's youngest further, seal what was unsealed."""
+    """Sort regions by age; go on filling each tenant's youngest, seal the other unsealed ones."""
     recovered.found.sort(key=lambda pair: pair[0].generation)
     youngest = {region.tenant: region for region, _ in recovered.found}
     for region, found in recovered.found:
@@ -274,10 +274,10 @@ def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
     is_possible = generation <= layout.GENERATION_MAX and header is not Damage.GENERATION
     if (
         is_possible and reader.size_bytes >= layout.FIRST_RECORD + PAGE_BYTES
-    ):  # room for a footer at least
+    ):  # at least room for a footer
         found = reader.contents(generation)
         named_tenant = DEFAULT_TENANT if isinstance(header, Damage) else header.tenant
-        # Whose the records are, they know themselves: a header may have been repaired wrongly.
+        # The records themselves name their tenant: a header may have been repaired wrongly.
         found = found._replace(tenant=reader.tenant(found) or named_tenant)
         if found.packed or found.is_sealed or not isinstance(header, Damage):
             return found
@@ -287,11 +287,11 @@ def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
 
 
 def _judge(header: layout.RegionHeader | Damage, head: memoryview) -> Damage | None:
-    """What a file is that holds no record: one of ours that is of no use, or another's."""
+    """What a file without records is: a useless one of ours (None), or another's."""
     # Created, perhaps preallocated, but the sector with its magic never reached the medium.
     if not any(head[:_SECTOR_BYTES]):
         return None
-    # Ours beyond doubt, but torn while it was written, cut, or of an impossible generation.
+    # Certainly ours, but cut off while written, truncated, or of an impossible generation.
     if not isinstance(header, Damage) or header in {Damage.HEADER_HASH, Damage.GENERATION}:
         return None
     if header is Damage.CUT and layout.begins_region(head):

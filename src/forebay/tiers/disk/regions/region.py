@@ -1,4 +1,4 @@
-"""One region: a preallocated file that is filled once, from the front, and then evicted whole.
+"""One region: a preallocated file, filled once from the front, and evicted as a whole.
 
     [0, PAGE)              header
     [PAGE, end)            records that were given a place; the writer of each owns its bytes
@@ -42,38 +42,38 @@ class Region(Extent):
     def __init__(
         self, number: int, name: str, generation: int, descriptor: int, size_bytes: int
     ) -> None:
-        super().__init__(number, name, size_bytes)  # whole pages
+        super().__init__(number, name, size_bytes)  # size in whole pages
         self.generation = generation  # in the header of each of its records
         self.descriptor = descriptor
         self.drive = 0  # the number of its directory in the tier
-        self.file_bytes = size_bytes  # what it counts for; more where a file ends within a page
+        self.file_bytes = size_bytes  # size that counts; more if the file ends within a page
         self.end = layout.FIRST_RECORD  # where the next record goes
-        self.placed = 0  # records that were given a place, written or not
-        self.users = 0  # writes and erasures under way: while there are any it is not evicted
-        self.full = False  # takes no more records
-        self.is_gone = False  # its file is removed, about to be, or another region's
+        self.placed = 0  # number of records that were given a place
+        self.users = 0  # writes and erasures under way, during which it is not evicted
+        self.full = False  # it takes no more records
+        self.is_gone = False  # its file is removed, about to be, or reused
         self.is_sealing = False  # its table of contents is being written
-        self.is_sealed = False  # it has been
+        self.is_sealed = False  # its table of contents is written
         self.in_flight: dict[int, int] = {}  # offset → bytes of records that are being written
-        self.contents = bytearray()  # packed entries of what was written; emptied when sealed
+        self.contents = bytearray()  # packed entries of written records; emptied when sealed
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the file has fewer blocks than it is long: writing to it may take more."""
+        """Whether the file lacks blocks, so that writing to it may take more of them."""
         return self.file_bytes < self.size_bytes
 
     def begin_sealing(self) -> None:
-        """Until it is sealed nothing else may use the file."""
+        """Begin to seal: until it has ended, nothing else may use the file."""
         self.users += 1
         self.is_sealing = True
 
     def end_sealing(self) -> None:
-        """It goes without a table of contents."""
+        """The region goes away without a table of contents."""
         self.users -= 1
         self.is_sealing = False
 
     def place(self, length: int) -> int | None:
-        """Give a record of this payload a place; None if the region is too full for it."""
+        """Give a record a place; None if the region is too full for its payload."""
         size = record_bytes(length)
         contents = memory.padded((self.placed + 1) * layout.ENTRY_BYTES)
         if self.end + size + contents + PAGE_BYTES > self.size_bytes:
@@ -86,17 +86,18 @@ class Region(Extent):
         return offset
 
     def end_use(self, offset: int | None = None) -> bool:
-        """The write to `offset`, or an erasure, has ended; True if the region can be sealed now."""
+        """A write to `offset`, or an erasure, has ended; True if the region can be sealed now."""
         self.users -= 1
         self.in_flight.pop(offset or 0, None)
         assert self.users >= 0
         return self.full and self.users == 0 and not self.is_sealed
 
     def gaps(self, listed: bytes, wiped: Container[int]) -> list[tuple[int, int]]:
-        """Start and end of what holds no record, between header and footer.
+        """(start, end) of everything between header and footer that holds no record.
 
-        `listed`: the entries that the region had; `wiped`: where a header was written over, which
-        stays as it is. Of a sparse file only what is wiped: the rest must not be given blocks.
+        `listed`: the region's entries before an erasure; `wiped`: offsets whose header was
+        overwritten, which stay as they are. In a sparse file only what was wiped: the rest must not
+        get blocks.
         """
         stop = self.size_bytes - PAGE_BYTES
         was_here = [each for each in layout.unpack_entries(listed) if each.offset in wiped]
@@ -126,7 +127,7 @@ class Region(Extent):
 
 
 def _complement(used: list[tuple[int, int]], stop: int) -> list[tuple[int, int]]:
-    """Start and end of what lies between these (offset, size), from the first record's place."""
+    """(start, end) of everything outside these (offset, size), after the header."""
     found = []
     at = layout.FIRST_RECORD
     for offset, size in sorted(used):
@@ -137,7 +138,7 @@ def _complement(used: list[tuple[int, int]], stop: int) -> list[tuple[int, int]]
 
 
 def write_header(disk: Disk, region: Region) -> None:
-    """Begin a region's generation: records of earlier ones in the file count no more."""
+    """Begin a region's generation: earlier generations' records in the file do not count."""
     page = memory.allocate(PAGE_BYTES)
     page[:] = layout.pack_header(
         layout.RegionHeader(region.generation, region.size_bytes, region.tenant)
@@ -146,9 +147,9 @@ def write_header(disk: Disk, region: Region) -> None:
 
 
 def seal(disk: Disk, region: Region) -> None:
-    """Write the table of contents, then the footer that vouches for it."""
+    """Write the table of contents, then the footer that proves it."""
     table_end = region.end + memory.padded(len(region.contents))
-    if table_end + PAGE_BYTES > region.size_bytes:  # a file that was cut short may have no room
+    if table_end + PAGE_BYTES > region.size_bytes:  # a truncated file may have no room
         raise OSError(errno.ENOSPC, "no room for a table of contents")
     contents = memory.allocate(len(region.contents))
     contents[: len(region.contents)] = region.contents
@@ -168,16 +169,16 @@ def seal(disk: Disk, region: Region) -> None:
 
 
 def unseal(disk: Disk, region: Region) -> None:
-    """Wipe the footer of a region that will take more records."""
+    """Wipe the footer of a region that is to take more records."""
     offset = region.size_bytes - PAGE_BYTES
     write_whole(disk, region.descriptor, [memory.allocate(PAGE_BYTES)], offset)
 
 
 def wipe(disk: Disk, region: Region, *, scrub: bool = False) -> None:
-    """Wipe a whole region. Killed at any point, the next start knows whose the rest is.
+    """Wipe a whole region; if killed at any point, the next start knows whose the rest is.
 
-    The footer goes first, so that no table lists records that are gone, and the header last: it
-    names the tenant. With `scrub` the blocks are overwritten.
+    The footer goes first, so that no table lists records that are gone; the header, which names the
+    tenant, goes last. `scrub` overwrites the blocks.
     """
     erase = overwrite_whole if scrub else zero_whole
     unseal(disk, region)

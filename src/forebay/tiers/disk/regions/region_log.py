@@ -1,10 +1,10 @@
 """The region log: the regions of one directory, filled one after another, evicted whole.
 
-Which one is evicted first is for the catalog to say, which knows what was asked for last.
+The catalog decides which region is evicted first, since it knows what was asked for last.
 
-A region holds records of one tenant. Each tenant that stores has one open region; whose oldest
-region is evicted for the next one is for the quotas to say. A file is used again by its own tenant
-only; for another one it is wiped and removed, so that no tenant's bytes lie in another's file.
+A region holds records of one tenant, and each tenant that stores has one open region. Quotas decide
+whose oldest region is evicted for the next one. A file is reused by its own tenant only; for
+another tenant it is wiped and removed, so that no tenant's bytes lie in another's file.
 
 `_changed` guards the open region, the list of full ones and the byte count. The I/O of opening the
 next region (rolling) happens outside it, by one writer thread at a time, while the others wait.
@@ -31,7 +31,7 @@ from forebay.tiers.disk.uses import DirectoryUses
 from forebay.tiers.quotas import Quota, Quotas
 
 _log: Final = logging.getLogger(__name__)
-_WRITES_S: Final = 60.0  # how long writes to a region that is to go are waited for
+_WRITES_S: Final = 60.0  # how long to wait for writes to a region that has to go
 _NOBODY: Final = b""  # no tenant's id
 FULL_ERRNOS: Final = {errno.ENOSPC, errno.EDQUOT}
 
@@ -45,7 +45,7 @@ class RegionLogLimits(NamedTuple):
 
 
 class RegionLog:
-    """Gives each record its place, and evicts old regions for new ones."""
+    """Gives each record its place, and evicts old regions to make new ones."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class RegionLog:
         self._quotas = Quotas()  # of region files, by tenant
         self._forgotten: frozenset[bytes] = frozenset()  # tenants that nothing is stored of
         self._generation = 0
-        self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
-        self._unlinked: list[int] = []  # descriptors of files that are gone, and maybe being read
-        self._to_remove: list[tuple[str, int]] = []  # files to remove, and what they count for
-        self._taken_names: set[str] = set()  # of files found at the start; never given away
+        self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no new region is opened
+        self._unlinked: list[int] = []  # descriptors of removed files that may still be being read
+        self._to_remove: list[tuple[str, int]] = []  # files to remove, and the size they count for
+        self._taken_names: set[str] = set()  # names of files found at the start; never reused
         self._forgetting: set[bytes] = set()  # tenants whose regions are being removed
-        self._erasures = 0  # under way
-        self._waiting_to_place = 0  # writers
+        self._erasures = 0  # erasures under way
+        self._waiting_to_place = 0  # writers that wait for a place
         self.uses = DirectoryUses()  # erasures, and whatever else works on files here
         self.allocated_bytes = 0
         self.evicted_regions = 0
@@ -102,20 +102,20 @@ class RegionLog:
             self._full.append(region)
 
     def leave_alone(self, name: str, size_bytes: int) -> None:
-        """Count a file that is not ours: neither its name nor its bytes are given away."""
+        """Count a file that is not ours: its name and its bytes are not reused."""
         self._taken_names.add(name)
         self.left_alone += 1
         self.allocated_bytes += size_bytes
 
     def remove_later(self, name: str, size_bytes: int) -> None:
-        """Count a file that should be gone but is not; its removal is tried again before a roll."""
+        """Count a file that could not be removed; tried again before the next region is opened."""
         self._taken_names.add(name)
         self._to_remove.append((name, size_bytes))
         self.allocated_bytes += size_bytes
 
     @property
     def life_written_bytes(self) -> int:
-        """What all regions that were ever begun here hold, were they as large as a new one."""
+        """The size of all regions ever begun here, counted at the size of a new one."""
         return self._generation * self._limits.region_bytes
 
     def regions(self) -> list[Region]:
@@ -124,7 +124,7 @@ class RegionLog:
             return sorted([*self._full, *self._open.values()], key=lambda each: each.generation)
 
     def resize(self, usable: int, region_bytes: int) -> None:
-        """Keep another cap from now on; regions that do not fit it any more are removed at once.
+        """Use another cap from now on; regions that do not fit under it are removed at once.
 
         Called by one thread at a time; waits for the medium.
         """
@@ -147,15 +147,15 @@ class RegionLog:
                 self._changed.notify_all()
 
     def _is_of_our_size(self, region: Region) -> bool:
-        """Whether a new region would hold no more: an older one may be smaller."""
+        """Whether this region is at least as large as a new one; older ones may be smaller."""
         return region.size_bytes == region.file_bytes == self._limits.region_bytes
 
     def fits(self, length: int) -> bool:
-        """Whether a record of this payload can ever have a place here."""
+        """Whether a payload of this size can ever have a place here."""
         return record_bytes(length) + 3 * PAGE_BYTES <= self._limits.region_bytes
 
     def place(self, length: int, tenant: bytes = DEFAULT_TENANT) -> tuple[Region, int] | DropReason:
-        """Give a record its place, opening the next region if it must be; on a writer thread."""
+        """Give a record its place, opening a new region if necessary; on a writer thread."""
         while True:
             with self._changed:
                 self._wait_to_place()
@@ -185,25 +185,25 @@ class RegionLog:
         self._changed.notify_all()
 
     def add_entry(self, region: Region, header: RecordHeader, offset: int) -> None:
-        """A placed record is on the medium: from now on an erasure finds it."""
+        """A placed record has been written: from now on an erasure finds it."""
         with self._changed:
             region.contents += layout.pack_entry(header, offset)
 
     def contents(self, region: Region) -> bytes | None:
-        """The packed entries of a pinned region; None: they are on the medium."""
+        """The packed entries of a pinned region; None if they are on the medium."""
         with self._changed:
             return None if region.is_sealed else bytes(region.contents)
 
     def drop_entries(self, region: Region, offsets: Container[int], contents: bytes = b"") -> None:
-        """Forget records that are gone from the medium; `contents`: what a sealed table said."""
+        """Forget records that are gone; `contents` is what a sealed region's table listed."""
         with self._changed:
             if region.is_sealed:
-                region.is_sealed = False  # sealed anew when nobody uses it
+                region.is_sealed = False  # sealed again when nobody uses it
                 region.contents = bytearray(contents)
             region.drop_entries(offsets)
 
     def end_use(self, region: Region, offset: int | None = None) -> None:
-        """The record at `offset` is written, or will not be; full regions are sealed."""
+        """The record at `offset` was written, or will not be; seals the region if it is full."""
         with self._changed:
             sealable = region.end_use(offset)
             if sealable:
@@ -215,7 +215,7 @@ class RegionLog:
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
-        """Until it ends no file is used again: the bytes in it may have to be erased."""
+        """While this lasts no file is reused: its bytes may have to be erased."""
         with self._changed:
             while self._is_rolling:
                 self._changed.wait()
@@ -230,7 +230,7 @@ class RegionLog:
     def gaps(
         self, region: Region, listed: bytes, wiped: Container[int]
     ) -> Iterator[list[tuple[int, int]]]:
-        """See `Region.gaps`, of a pinned region; meanwhile no record is put there."""
+        """See `Region.gaps`, for a pinned region; meanwhile no record is placed in it."""
         with self._changed:
             is_held = self._is_open(region)
             while is_held and (self._is_rolling or self._waiting_to_place):
@@ -247,7 +247,7 @@ class RegionLog:
                     self._changed.notify_all()
 
     def pin(self, region: Region) -> bool:
-        """Keep a region from being evicted or sealed until `unpin`; False if it is gone already."""
+        """Keep a region from being evicted or sealed until `unpin`; False if it is gone."""
         with self._changed:
             while self._is_rolling or region.is_sealing:
                 self._changed.wait()
@@ -262,7 +262,7 @@ class RegionLog:
         self.uses.end()
 
     def close(self) -> list[int]:
-        """Seal open regions, after the last write and use; descriptors, for the caller to close."""
+        """Seal open regions, after the last write and use; descriptors for the caller to close."""
         with self._changed:
             ended = self._end_open_regions()
         for region in ended:
@@ -273,12 +273,12 @@ class RegionLog:
         return self._open.get(region.tenant) is region
 
     def _end_open_regions(self) -> list[Region]:
-        """The same for all tenants; those that can be sealed at once."""
+        """End every tenant's open region; returns those that can be sealed at once."""
         ended = [self._end_open_region(tenant) for tenant in list(self._open)]
         return [region for region in ended if region is not None]
 
     def _end_open_region(self, tenant: bytes) -> Region | None:
-        """Put no more records into a tenant's open region; the region, if it can be sealed now."""
+        """End a tenant's open region; returns it if it can be sealed at once."""
         region = self._open.pop(tenant, None)
         if region is None:
             return None
@@ -306,14 +306,14 @@ class RegionLog:
             self._changed.notify_all()
 
     def _roll(self, tenant: bytes) -> DropReason | None:
-        """Open a tenant's next region; the reason if that cannot be done now."""
+        """Open a tenant's next region; the reason if that is not possible now."""
         opened: Region | DropReason = DropReason.IO_ERROR
         try:
             opened = self._next_region(tenant)
         except OSError as error:
             is_full = error.errno in FULL_ERRNOS
             opened = DropReason.NO_SPACE if is_full else DropReason.IO_ERROR
-            # It failed once: who comes during the pause is no further error of the drive's.
+            # It failed once; requests during the pause are no further errors of the drive.
             reason = DropReason.NO_SPACE if is_full else DropReason.BUSY
             self._pause = (reason, self._clock.monotonic() + self._options.full_pause_s)
         finally:
@@ -356,7 +356,7 @@ class RegionLog:
             return self._quotas.losers(tenant, self._limits.region_bytes)
 
     def _can_recycle(self, oldest: Region, tenant: bytes) -> bool:
-        """Whether a tenant's next region may have the file of an evicted one."""
+        """Whether a tenant's next region may reuse the file of an evicted one."""
         is_own = oldest.tenant == tenant  # verify: no tenant's bytes in another's file
         within_caps = self.allocated_bytes <= self._limits.usable_bytes and self._quotas.fits(
             tenant, 0
@@ -364,21 +364,21 @@ class RegionLog:
         return is_own and within_caps and self._is_of_our_size(oldest) and not self._erasures
 
     def _remove_leftovers(self) -> None:
-        """Remove the files to remove; what cannot be removed stays counted until the next roll."""
+        """Remove files that are to be removed; what fails stays counted and is tried again."""
         for name, size_bytes in self._to_remove.copy():
             try:
                 self._disk.unlink(self._directory.descriptor, name)
             except FileNotFoundError:
-                pass  # somebody else has done it
+                pass  # somebody else has removed it
             except OSError:
                 continue
             self._to_remove.remove((name, size_bytes))
             self.allocated_bytes -= size_bytes
 
     def _evict(self, losers: Iterable[bytes], cause: EvictionCause) -> Region | None:
-        """A region of the first who can lose one, its records forgotten; None: nobody can.
+        """Evict a region of the first of these tenants that can lose one; None if none can.
 
-        Whoever has no full region loses the open one.
+        A tenant without full regions loses its open one.
         """
         for loser in losers:
             region = self._first_to_go(loser)
@@ -386,16 +386,16 @@ class RegionLog:
                 continue
             if region.number:
                 self._catalog.drop_extent(region, cause)
-                region.number = 0  # forgotten already, if what follows fails and is tried again
+                region.number = 0  # its records are forgotten, even if what follows fails
                 self.evicted_regions += 1
             return region
         return None
 
     def _first_to_go(self, tenant: bytes) -> Region | None:
-        """A tenant's full region that is to be evicted first, or its open one if it has no other.
+        """A tenant's full region to evict first, or its open one if it has no other.
 
-        While something is erased the oldest: that is where erasures begin, so no region's file is
-        removed with bytes in it that have yet to be wiped.
+        During an erasure this is the oldest: erasures begin there, so no region's file is removed
+        with bytes in it that have yet to be wiped.
         """
         with self._changed:
             full = [each for each in self._full if each.tenant == tenant]
@@ -409,14 +409,14 @@ class RegionLog:
         return self._catalog.first_to_go([each for each in full if not each.users])
 
     def _evict_any(self) -> Region | None:
-        """A region, of a tenant that has more than its floor where there is one."""
+        """Evict a region, of a tenant that has more than its floor if there is one."""
         cause, holders = EvictionCause.RESIZED, sorted(self.held_by_tenants())
         return self._evict(self._losers(_NOBODY), cause) or self._evict(holders, cause)
 
     # Tenants.
 
     def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
-        """Keep other quotas from now on; who has more than its cap loses it in `trim`."""
+        """Use other quotas from now on; `trim` evicts what exceeds lowered caps."""
         with self._changed:
             self._quotas.replace(quotas)
 
@@ -432,7 +432,7 @@ class RegionLog:
             return not self._is_rolling and bool(self._quotas.above_caps())
 
     def trim(self) -> None:
-        """Evict what tenants have above their caps, since these were lowered; waits."""
+        """Evict what tenants have above lowered caps; waits for the medium."""
         with self._changed:
             above = self._quotas.above_caps()
             if not above or self._is_rolling:
@@ -453,12 +453,12 @@ class RegionLog:
                 self._changed.notify_all()
 
     def store_nothing_of(self, tenants: frozenset[bytes]) -> None:
-        """Refuse what is of these tenants from now on."""
+        """From now on refuse stores of these tenants."""
         with self._changed:
             self._forgotten = tenants
 
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
-        """Wipe and remove all regions of a tenant that is refused by now; waits for the medium."""
+        """Wipe and remove all regions of a tenant whose stores are refused; waits."""
         with self._changed:
             while self._is_rolling or tenant in self._forgetting:
                 self._changed.wait()
@@ -501,13 +501,13 @@ class RegionLog:
         return records
 
     def _create(self, tenant: bytes) -> Region:
-        """A new file, every block of it allocated before its first record."""
+        """Create a file and allocate every block of it before its first record."""
         name, size_bytes = self._next_name(), self._limits.region_bytes
         place = self._directory.descriptor
         descriptor = self._disk.open(
             place, name, create=True, direct=self._directory.direct, write=True
         )
-        # Counted, and to be removed, until it has become a region: whatever goes wrong in between.
+        # Until it has become a region it is counted as a file to remove, in case anything fails.
         self._to_remove.append((name, size_bytes))
         self.allocated_bytes += size_bytes
         try:
@@ -523,9 +523,9 @@ class RegionLog:
         return region
 
     def _recycle(self, oldest: Region) -> Region:
-        """The oldest region's file under a new name: no block is freed, none allocated.
+        """Reuse the oldest region's file under a new name, so that no block is freed or allocated.
 
-        One whose first page cannot be written is removed, or the next roll would take it again.
+        If its first page cannot be written it is removed, or the next roll would take it again.
         """
         name = self._next_name()
         self._disk.rename(self._directory.descriptor, oldest.name, name)
@@ -542,10 +542,10 @@ class RegionLog:
         return region
 
     def _unlink(self, oldest: Region, *, scrub: bool = False) -> None:
-        """Remove a file that is not used again; reads in flight may still use its descriptor.
+        """Remove a file that is not reused; reads in flight may still use its descriptor.
 
-        A tenant's is wiped before: its bytes must not be what another file finds in its blocks.
-        While the directory is closing an OSError: whoever removes several need not end.
+        A tenant's file is wiped first, so that its bytes never appear in another file's blocks.
+        OSError while the directory is closing, since removing several may take long.
         """
         oldest.is_gone = True  # from here on no read begins
         try:
@@ -565,9 +565,10 @@ class RegionLog:
         self.allocated_bytes -= oldest.file_bytes
 
     def take_unread(self, read: Callable[[], Collection[int]]) -> list[int]:
-        """Descriptors of removed files that nobody reads any more; the caller closes them.
+        """Descriptors of removed files that nobody reads any more; the caller has to close them.
 
-        Until then a file has its blocks. `read` says which of them are being read, or will be.
+        A file keeps its blocks until then. `read` tells which descriptors are being read, or will
+        be.
         """
         with self._changed:
             removed, self._unlinked = self._unlinked, []

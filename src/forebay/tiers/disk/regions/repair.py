@@ -1,8 +1,8 @@
-"""Repair of what an audit found: what is damaged is dropped, what is sound stays.
+"""Repairs what an audit found: drops damaged records and keeps the sound ones.
 
-A region with something wrong in it gets a new table of contents, of its sound records alone. The
-old one is wiped first, so that a crash in between leaves a region that the next start walks. Files
-of others and of other versions are left alone.
+A damaged region gets a new table of contents, of its sound records alone. The old one is wiped
+first, so that a crash in between leaves a region that the next start walks. Files of others and of
+other versions are left alone.
 """
 
 import stat
@@ -23,7 +23,7 @@ _DIRECTORY_MODE = 0o700
 
 
 def repair(disk: Disk, locked: LockedDirectory, found: Audit) -> list[str]:
-    """Repair what can be repaired; a sentence for each thing done."""
+    """Repair what can be repaired; returns a sentence for each thing done."""
     done = []
     if any(finding.kind is FindingKind.MODE for finding in found.others):
         disk.set_mode(locked.descriptor, _DIRECTORY_MODE)
@@ -38,7 +38,7 @@ def repair(disk: Disk, locked: LockedDirectory, found: Audit) -> list[str]:
 
 
 def _repair_region(disk: Disk, directory: int, found: RegionAudit) -> str:
-    free_bytes = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut may have none
+    free_bytes = found.size_bytes - PAGE_BYTES - found.end  # a truncated file may have none
     if not found.records or padded(len(found.contents)) > free_bytes:
         disk.unlink(directory, found.name)
         return "had nothing that could be saved and was removed"

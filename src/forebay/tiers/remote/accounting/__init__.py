@@ -1,1 +1,1 @@
-"""What is seen of a store: how fast it is, and how many requests it is sent."""
+"""What is measured of a store: its speed, and the requests it was sent."""

@@ -1,11 +1,11 @@
-"""Requests of one store: counted before they are made, and kept under what a day may see.
+"""Counts a store's requests before they are made, and keeps them within a daily budget.
 
-Of a day's budget (UTC, as bills have it) everything may use the first three quarters, loads alone
-the last one, and then the store is left alone until the next day. What was used outlasts this
-process: `hosts/HOST/spent` in the store holds a number that is never below it, since no request is
-made beyond that number before a higher one is there. A process that is killed wastes the rest. A
-clock that is put back does not bring a new day's requests, and one that was far ahead ends no more
-than a day.
+Everything may use the first three quarters of a day's budget (UTC, as bills have it), loads alone
+the last one; then the store is left alone until the next day. The count outlasts this process:
+`hosts/HOST/spent` in the store holds a number that is never below it, since no request is made
+beyond that number before a higher one is stored. A process that is killed wastes the rest of its
+number. A clock that is set back does not bring a new day's requests, and one that was far ahead
+costs no more than a day.
 
 Written by the tier's thread, read by all.
 """
@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 from forebay.terms import StorePrices
 from forebay.tiers.contract import StoreUse
 
-_ALL_SHARE: Final = 0.75  # of the budget, for stores, loads and upkeep alike
-_RESERVE: Final = 16  # requests for signs of life, eight a day, and what a probe has begun
-_STEPS: Final = 64  # in which the number in the store rises over a day
+_ALL_SHARE: Final = 0.75  # share of the budget for stores, loads and upkeep alike
+_RESERVE: Final = 16  # for signs of life, eight a day, and for a probe under way
+_STEPS: Final = 64  # steps in which the number in the store rises over a day
 _NO_LIMIT: Final = 1 << 40
 _HOUR_S: Final = 3600.0
 _HOURS: Final = 24
@@ -30,7 +30,7 @@ SPENT_BYTES: Final = _SPENT.size
 
 
 class RequestKind(StrEnum):
-    """What a store is asked for; also the label of `remote_requests`."""
+    """A kind of request to a store; also the label of `remote_requests`."""
 
     PUT = "put"
     GET = "get"
@@ -39,7 +39,7 @@ class RequestKind(StrEnum):
 
 
 class RequestCounts(NamedTuple):
-    """Requests that were made, and the bytes that went with them."""
+    """Requests that were made, and the bytes they moved."""
 
     puts: int = 0
     gets: int = 0
@@ -55,26 +55,26 @@ class RequestCounts(NamedTuple):
 
 
 class Ledger:
-    """What one host asks of one store."""
+    """What one host asks of one store, and may ask."""
 
     def __init__(self, prices: StorePrices, requests_a_day: int, now: float) -> None:
-        """`requests_a_day` 0: counted, without a limit."""
+        """`requests_a_day` 0: requests are counted, without a limit."""
         self._prices, self._began = prices, now
         self.requests_a_day = requests_a_day
-        self.counts: Counter[str] = Counter()  # since this process began, by `RequestKind`
+        self.counts: Counter[str] = Counter()  # since this process started, by `RequestKind`
         self.sent_bytes = self.received_bytes = 0
         self._day = 0
         self._spent = 0  # requests of that day
-        self._kept = 0  # what the store has as spent on it, or has been told
+        self._kept = 0  # the number stored in the store for that day
         self._is_restored = False
         self._hours: deque[tuple[int, float]] = deque(maxlen=_HOURS)  # hour → dollars
 
     def spent_on(self, day: int) -> int:
-        """Requests of a day, as far as is known; one that is over by our clock goes on."""
+        """A day's requests so far; a clock that is set back stays on the later day."""
         return self._spent if day <= self._day else 0
 
     def is_over_for_stores(self, day: int) -> bool:
-        """Whether what is left of the day's requests is for loads."""
+        """Whether the rest of the day's requests is reserved for loads."""
         return self._is_over(_ALL_SHARE, day)
 
     def is_over(self, day: int) -> bool:
@@ -86,19 +86,19 @@ class Ledger:
         return bool(limit) and self.spent_on(day) + _RESERVE > limit
 
     def fits(self, requests: int, day: int) -> bool:
-        """Whether so many may be made now; where not, the store is to be told more first."""
+        """Whether so many may be made now; if not, a higher number must be stored first."""
         return requests <= self.room(day)
 
     def room(self, day: int) -> int:
-        """How many may be made now."""
+        """How many requests may be made now."""
         if not self.requests_a_day:
             return _NO_LIMIT
         kept = self._kept if day <= self._day else 0
         return min(kept, self.requests_a_day) - self.spent_on(day)
 
     def to_keep(self, day: int) -> bytes | None:
-        """What the store is to know before more is asked for; None: nothing now."""
-        if day < self._day - 1:  # the clock was far ahead: what was spent stays, and days pass
+        """The number to store before more requests are made; None if that is not needed now."""
+        if day < self._day - 1:  # the clock was far ahead: the count stays, and days pass again
             self._day = day
         if not self.requests_a_day or self.spent_on(day) >= self.requests_a_day:
             return None
@@ -118,16 +118,16 @@ class Ledger:
             self._kept = most
 
     def restore(self, data: bytes, day: int) -> None:
-        """What an earlier process left in the store counts, once; anything else says nothing."""
+        """Count what an earlier process left in the store, once; other content is ignored."""
         self._turn(day)
         was_restored, self._is_restored = self._is_restored, True
         if len(data) == SPENT_BYTES and not was_restored:
             magic, then, spent = _SPENT.unpack(data)
-            if magic == _MAGIC and then >= day:  # a clock that was put back changes nothing
+            if magic == _MAGIC and then >= day:  # a clock that was set back changes nothing
                 self._spent += min(spent, self.requests_a_day)
 
     def add(self, counts: RequestCounts, now: float, day: int) -> None:
-        """Requests are made now, or were: those of maintenance are known when they are done."""
+        """Count requests that begin now; those of maintenance are known when it has ended."""
         self._turn(day)
         self._spent += counts.requests
         for kind, count in zip(RequestKind, counts, strict=False):
@@ -140,7 +140,7 @@ class Ledger:
         self._hours.append((hour, dollars))
 
     def use(self, stored_bytes: int, now: float, day: int) -> StoreUse:
-        """All of it, for people and metrics."""
+        """All of this, for people and metrics."""
         return StoreUse(
             tuple((kind.value, self.counts[kind]) for kind in RequestKind),
             self.sent_bytes,
@@ -151,7 +151,7 @@ class Ledger:
         )
 
     def dollars_a_day(self, stored_bytes: int, now: float) -> float:
-        """An estimate: the requests of the last 24 hours, or at their rate, and what is kept."""
+        """Estimated cost a day: requests of the last 24 hours, or at their rate, and storage."""
         since = int(now // _HOUR_S) - _HOURS
         spent = sum(dollars for hour, dollars in tuple(self._hours) if hour > since)
         hours = min(float(_HOURS), max(1.0, (now - self._began) / _HOUR_S))
@@ -171,5 +171,5 @@ COUNTS_BYTES: Final = 8 * len(RequestCounts._fields)
 
 
 def counts_of(noted: memoryview) -> RequestCounts:
-    """Counts as a child notes them."""
+    """Counts as noted by a child."""
     return RequestCounts(*noted[:COUNTS_BYTES].cast("Q"))

@@ -1,8 +1,8 @@
-"""How fast a store is, as seen: the time of one record, and the bandwidth of all reads together.
+"""Measures a store's speed: the time of one record, and the bandwidth of all reads together.
 
-Both are means in which what is new counts most, and both are forgotten after a minute: a network is
-not what it was. A read that takes longer than records usually do counts from the moment that it
-does, so that a store that hangs is known to be slow before any deadline has passed.
+Both are means in which recent measurements count most, and both are forgotten after a minute, since
+networks change. A read that takes longer than usual counts as soon as it does, so that a store that
+hangs is known to be slow before any deadline has passed.
 
 Written by the tier's thread, read by all.
 """
@@ -11,29 +11,29 @@ from typing import Final
 
 from forebay.tiers.contract import TierSpeed
 
-FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
-_WEIGHT: Final = 0.3  # of what is new
-_WINDOW_S: Final = 0.25  # over which bandwidth is taken while reads never pause
+FRESH_S: Final = 60.0  # older measurements are not used
+_WEIGHT: Final = 0.3  # weight of a new measurement
+_WINDOW_S: Final = 0.25  # over which bandwidth is measured while reads never pause
 
 
 class StoreSpeed:
     """Reads of one store, under way and done."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, tuple[float, int]] = {}  # lane → when, bytes
+        self._begun: dict[int, tuple[float, int]] = {}  # lane → (when begun, bytes)
         self._record_s = self._bytes_a_s = 0.0  # 0: not known
         self._seen_at = 0.0
-        self._busy_since = 0.0  # reads have been under way without a pause
-        self._window_bytes = 0  # that came since then
+        self._busy_since = 0.0  # since when reads have been under way without a pause
+        self._window_bytes = 0  # bytes that came since then
 
     def began(self, lane: int, size_bytes: int, now: float) -> None:
-        """A record is asked for."""
+        """A read of a record begins."""
         if not self._begun:
             self._busy_since, self._window_bytes = now, 0
         self._begun = {**self._begun, lane: (now, size_bytes)}
 
     def ended(self, lane: int, now: float, *, is_whole: bool) -> None:
-        """It is here, or is not coming."""
+        """A read has ended; `is_whole`: the record came."""
         begun, size_bytes = self._begun[lane]
         self._begun = {each: of for each, of in self._begun.items() if each != lane}
         if not is_whole:
@@ -49,7 +49,7 @@ class StoreSpeed:
         self._seen_at = now
 
     def told(self, now: float) -> TierSpeed:
-        """What is known now; zeros: nothing."""
+        """The speed as known now; zeros if it is not."""
         reading = self._begun.values()
         is_known = bool(self._bytes_a_s) and now < self._seen_at + FRESH_S
         waited_s = max((now - begun for begun, _ in reading), default=0.0)

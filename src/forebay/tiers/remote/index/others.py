@@ -1,7 +1,8 @@
-"""What other hosts have, as this host believes it: two tables, less what proved to be wrong.
+"""What this host believes other hosts have: two tables, minus what proved to be wrong.
 
-One table is of the snapshots, the other of the tails. What was asked for and was not there, or not
-what was published, is not believed for a while; a host of several damaged records is not read from.
+One table is made from snapshots, the other from tails. A record that was asked for and was missing,
+or not as published, is not believed for a while; a host with several damaged records is not read
+from.
 """
 
 from collections import Counter
@@ -13,8 +14,8 @@ from forebay.tiers.remote.index import table
 from forebay.tiers.remote.index.table import EMPTY, RecordTable, TableRow
 from forebay.tiers.remote.options import RemoteOptions
 
-_FORGOTTEN_MAX: Final = 1 << 16  # keys, and as many packs, that are remembered as not to be had
-_BLOCK_MIN: Final = 16  # keys that are looked up at once, at first
+_FORGOTTEN_MAX: Final = 1 << 16  # keys, and as many packs, remembered as missing
+_BLOCK_MIN: Final = 16  # number of keys looked up at once, at first
 _Forgotten = TypeVar("_Forgotten")
 
 
@@ -24,7 +25,7 @@ class _Tables(NamedTuple):
 
 
 class OtherHosts:
-    """Searched by any thread, without a lock; changed by the tier's thread alone."""
+    """Any thread may search it, without a lock; only the tier's thread changes it."""
 
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
@@ -32,7 +33,7 @@ class OtherHosts:
         self._tables = _Tables(empty, empty)
         self._forgotten: dict[bytes, float] = {}  # short key → until when
         self._forgotten_packs: dict[int, float] = {}  # sequence → until when
-        self._gone: set[int] = set()  # these packs, and those that their hosts have deleted
+        self._gone: set[int] = set()  # sequences of missing packs, and of deleted ones
         self._bad: dict[str, int] = {}  # damaged records, by host
         self._is_wary = False  # some host is not read from
 
@@ -43,23 +44,23 @@ class OtherHosts:
 
     @property
     def size_bytes(self) -> int:
-        """What the tables take."""
+        """The size of the tables."""
         return self._tables.tails.size_bytes + self._tables.snapshots.size_bytes
 
     def learn(self, tails: RecordTable, snapshots: RecordTable | None, now: float) -> None:
-        """Newer tables; without snapshots, the ones that are here hold."""
+        """Use newer tables; without snapshots, the old snapshot table stays."""
         _drop_late(self._forgotten, now)
         _drop_late(self._forgotten_packs, now)
         self._gone = {*tails.names.deleted, *self._forgotten_packs}
         self._tables = _Tables(tails, snapshots or self._tables.snapshots)
 
     def has(self, key: bytes) -> bool:
-        """Whether a record is believed to be somewhere; the key may be short."""
+        """Whether some host is believed to have a record; the key may be short."""
         return self._usable(short(key)) is not None
 
     def prefix(self, keys: Sequence[bytes], at: int = 0) -> int:
-        """The first of these short keys, from `at` on, whose record is not believed to be here."""
-        block = _BLOCK_MIN  # keys at once: more as more of them are found
+        """The index, from `at` on, of the first short key that no host is believed to have."""
+        block = _BLOCK_MIN  # keys looked up at once; doubled while all are found
         while at < len(keys):
             some = keys[at : at + block]
             found = self._run(some)
@@ -70,9 +71,9 @@ class OtherHosts:
         return at
 
     def _run(self, keys: Sequence[bytes]) -> int:
-        """How many of these short keys, from the first, are believed to be somewhere.
+        """How many of these short keys, counted from the first, some host is believed to have.
 
-        Most are settled by runs of the tables; `_usable` judges what a run cannot.
+        Runs in the tables answer for most; `_usable` decides about the rest.
         """
         tables, forgotten, gone = self._tables, self._forgotten, self._gone
         heads, at, end = table.heads_of(keys), 0, len(keys)
@@ -102,7 +103,7 @@ class OtherHosts:
         return Counter(name for sequence, name in found.items() if sequence not in gone)
 
     def _usable(self, key: bytes) -> tuple[RecordTable, int] | None:
-        """A row of this short key that nothing speaks against."""
+        """A table and row of this short key that nothing speaks against."""
         tables, gone, bad = self._tables, self._gone, self._bad
         if key in self._forgotten:  # verify: a record that was not there
             return None
@@ -116,18 +117,18 @@ class OtherHosts:
         return None
 
     def forget(self, key: bytes, now: float) -> None:
-        """A record, by its short key, is not to be had."""
+        """A record, given by its short key, is missing."""
         if len(self._forgotten) < _FORGOTTEN_MAX:
             self._forgotten[key] = now + self._options.forgotten_s
 
     def forget_pack(self, sequence: int, now: float) -> None:
-        """A pack is not to be had."""
+        """A pack is missing."""
         if len(self._forgotten_packs) < _FORGOTTEN_MAX:
             self._forgotten_packs[sequence] = now + self._options.forgotten_s
             self._gone.add(sequence)
 
     def damaged(self, row: TableRow, key: bytes, now: float) -> bool:
-        """A record was not what was published; True if its host is not read from any more."""
+        """A record was not as published; True if its host is not read from any more."""
         self.forget(short(key), now)
         self._bad[row.host] = self._bad.get(row.host, 0) + 1
         is_over = self._bad[row.host] == self._options.bad_records_max
@@ -136,6 +137,6 @@ class OtherHosts:
 
 
 def _drop_late(forgotten: dict[_Forgotten, float], now: float) -> None:
-    """Believe again what was forgotten for long enough."""
+    """Believe again what was forgotten long enough ago."""
     for each in [each for each, until in list(forgotten.items()) if until <= now]:
         del forgotten[each]

@@ -4,9 +4,9 @@
     hosts/HOST/tail        names its snapshot, lists newer packs and the deleted ones; also the
                            host's sign of life, by the time at which the store received it
 
-The snapshot is put before the tail that names it. Whoever finds a tail beside another snapshot than
-the one it names waits for the next tail. Any bytes are safe input: lengths are checked before they
-are used, and a hash at the end covers all.
+The snapshot is put before the tail that names it. A reader that finds a tail with a snapshot other
+than the one it names waits for the next tail. Any bytes are safe input: lengths are checked before
+they are used, and a hash at the end covers everything.
 """
 
 import struct
@@ -24,7 +24,7 @@ TAIL_BYTES_MAX: Final = 4 << 20
 SNAPSHOT_BYTES_MAX: Final = 256 << 20
 _MAGIC: Final = b"FOREBAYI"
 _VERSION: Final = 2
-_WITHOUT_TENANTS: Final = 1  # a version that can be read
+_WITHOUT_TENANTS: Final = 1  # an older version that can be read
 # magic, version, 0, packs, entries, deleted, generation, snapshot's generation, snapshot's bytes
 _HEADER: Final = struct.Struct("<8sHHIIIQQQ")
 _PACKS: Final = {  # by version: namespace, sequence, entries, tenant
@@ -43,18 +43,18 @@ class PublishedPack(NamedTuple):
 
     namespace: bytes
     sequence: int
-    entries: bytes  # packed, one a record
-    tenant: bytes = DEFAULT_TENANT  # whose records they are; empty: an older release has not said
+    entries: bytes  # packed, one per record
+    tenant: bytes = DEFAULT_TENANT  # their tenant; empty: written by an older release
 
 
 class Publication(NamedTuple):
     """A snapshot or a tail."""
 
     generation: int
-    snapshot: int = 0  # generation of the snapshot that a tail continues; 0: none
+    snapshot: int = 0  # of a tail: generation of the snapshot it continues; 0: none
     snapshot_bytes: int = 0  # the size of that snapshot's object
     packs: tuple[PublishedPack, ...] = ()
-    deleted: tuple[int, ...] = ()  # sequences of packs that are in the snapshot and gone
+    deleted: tuple[int, ...] = ()  # sequences of packs deleted since the snapshot
 
 
 def snapshot_name(host: str) -> str:
@@ -68,12 +68,12 @@ def tail_name(host: str) -> str:
 
 
 def spent_name(host: str) -> str:
-    """The name of what a host has spent of a day's requests."""
+    """The name of a host's count of requests of the day."""
     return f"{HOSTS}/{host}/spent"
 
 
 def forgotten_name(host: str) -> str:
-    """The name of the list of tenants that a host has forgotten."""
+    """The name of a host's list of forgotten tenants."""
     return f"{HOSTS}/{host}/forgotten"
 
 
@@ -83,7 +83,7 @@ def pack_entry(entry: ContentsEntry) -> bytes:
 
 
 def entries_in(packed: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The short key, the page and the payload's length of each record."""
+    """Each record's short key, page and payload size."""
     return _ENTRY.iter_unpack(packed)
 
 
@@ -101,7 +101,7 @@ def pack(publication: Publication) -> bytes:
 
 
 def unpack(data: memoryview | bytes) -> Publication | Damage:
-    """What an object publishes, or why it says nothing."""
+    """The publication in an object, or why there is none."""
     body = memoryview(data)[:-HASH_BYTES]
     if len(body) < _HEADER.size:
         return Damage.CUT

@@ -1,10 +1,10 @@
 """A table of other hosts' records: sorted columns in shared memory.
 
-The child builds it, since sorting a million rows in the pool would keep the interpreter from the
-pool's thread; the pool maps and searches it. It is never changed. Keys are hashes: their first bits
-say in which few rows to look. Keys that a host has chosen so that they lie together only make a
-search of all rows again. A row only says where to look: what is found there is verified like any
-other record.
+The child builds it: sorting a million rows in the pool would keep the interpreter lock from the
+pool's thread. The pool maps and searches it, and never changes it. Keys are hashes, and their first
+bits select the few rows to search; if a host chose its keys so that they share these bits, all rows
+are searched again. A row only tells where to look: what is found there is verified like any other
+record.
 """
 
 import struct
@@ -25,17 +25,17 @@ _HEADER: Final = struct.Struct("<QQQQ")  # rows, packs, bytes of names, bits of 
 _KEY: Final = struct.Struct("<Q")
 _KEY_BITS: Final = 8 * _KEY.size
 _ENTRY_WORDS: Final = ENTRY_BYTES // 8  # of a published entry: key, key's second half, place
-_SORTED_BITS: Final = 12  # of so many rows, as a power of two, about half are sorted at a time
-_LENGTH_BIT: Final = 32  # of a place: the page lies below it, the payload's length above
+_SORTED_BITS: Final = 12  # log2 of rows, about half of which are sorted at a time
+_LENGTH_BIT: Final = 32  # bits of a place: the page below this one, the payload's length above
 _PAGE_MASK: Final = (1 << _LENGTH_BIT) - 1
 
 
 class TableNames(msgspec.Struct, array_like=True, frozen=True):
-    """What packs are named after, and what is known of them beyond their rows."""
+    """What the packs are called, and what else is known of them beside their rows."""
 
     hosts: list[str]
     namespaces: list[bytes]
-    deleted: list[int]  # sequences of packs that other tables may still list
+    deleted: list[int]  # sequences of deleted packs that other tables may still list
 
 
 class TableRow(NamedTuple):
@@ -78,7 +78,7 @@ def build(hosts: Sequence[tuple[str, Sequence[PublishedPack]]], deleted: Sequenc
 
 
 def parts_to_sort(keys: "array[int]") -> list[list[int]]:
-    """Rows, by the first bits of their keys: so many that few are sorted at a time."""
+    """Row numbers grouped by the first bits of keys, so that few are sorted at a time."""
     bits = max(0, len(keys).bit_length() - _SORTED_BITS)
     shift = _KEY_BITS - bits
     parts: list[list[int]] = [[] for _ in range(1 << bits)]
@@ -88,9 +88,9 @@ def parts_to_sort(keys: "array[int]") -> list[list[int]]:
 
 
 def _in_order(rows: _Rows) -> _Rows:
-    """The same rows by key.
+    """The same rows sorted by key.
 
-    A sort of all would keep the interpreter for seconds, in a process that serves loads meanwhile.
+    Sorting all at once would hold the interpreter lock for seconds, in a process that serves loads.
     """
     ordered = _Rows(array("Q"), array("Q"), array("I"))
     for part in parts_to_sort(rows.keys):
@@ -102,7 +102,7 @@ def _in_order(rows: _Rows) -> _Rows:
 
 
 def _bucket_starts(keys: "array[int]", bits: int) -> "array[int]":
-    """The first row of each bucket: of keys with the same first bits; and the end of the last."""
+    """The first row of each bucket (keys with the same first bits), and the last one's end."""
     starts, row = array("I", [0]), 0
     for bucket in range(1, 1 << bits):
         row = bisect_left(keys, bucket << (_KEY_BITS - bits), row)
@@ -112,10 +112,10 @@ def _bucket_starts(keys: "array[int]", bits: int) -> "array[int]":
 
 
 class RecordTable:
-    """A table as the pool sees it; any thread may search it."""
+    """A table as the pool uses it; any thread may search it."""
 
     def __init__(self, view: memoryview) -> None:
-        """Of what `build` made."""
+        """Use a table made by `build`."""
         rows, packs, blob, bits = _HEADER.unpack_from(view)
         self.rows: int = rows
         self._shift: int = _KEY_BITS - bits
@@ -133,7 +133,7 @@ class RecordTable:
         self.names = msgspec.msgpack.decode(view[at : at + blob], type=TableNames)
 
     def rows_of(self, key: bytes) -> range:
-        """The rows of records whose key begins like this one."""
+        """The range of rows whose key begins like this one."""
         (wanted,) = _KEY.unpack_from(key)
         keys, bucket = self._keys, wanted >> self._shift
         stop = self._starts[bucket + 1]
@@ -143,9 +143,9 @@ class RecordTable:
         return range(first, end)
 
     def end_of_run(self, heads: Sequence[int], at: int, gone: AbstractSet[int]) -> int:
-        """The first of these, from `at` on, without a row or whose first row is in a gone pack.
+        """The first of these, from `at` on, without a row, or whose first row is in a gone pack.
 
-        They are the beginnings of keys, as `heads_of` makes them.
+        `heads` are the first bytes of keys, from `heads_of`.
         """
         keys, starts, shift = self._keys, self._starts, self._shift
         sequences, packs = self._sequences, self._packs
@@ -161,7 +161,7 @@ class RecordTable:
         return len(heads)
 
     def sequence(self, row: int) -> int:
-        """The pack of a row."""
+        """The pack of a row, by its sequence."""
         return self._sequences[self._packs[row]]
 
     def packs(self) -> dict[int, bytes]:
@@ -184,7 +184,7 @@ class RecordTable:
 
 
 def heads_of(keys: Sequence[bytes]) -> list[int]:
-    """The first bytes of short keys, as numbers that a table can search for."""
+    """The first bytes of short keys, as numbers to search a table for."""
     words = memoryview(b"".join(keys)).cast("Q")
     return words[:: SHORT_KEY_BYTES // _KEY.size].tolist()
 

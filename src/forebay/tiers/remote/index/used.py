@@ -1,9 +1,9 @@
-"""What a host publishes of its use: the records that its engines ask for most, beside its index.
+"""What a host publishes about use: the records that its engines ask for most.
 
     hosts/HOST/used    written now and then; read by hosts that start, if they are to start warm
 
-It is no part of the index: who does not know of it misses nothing. Any bytes are safe input:
-lengths are checked before they are used, and a hash at the end covers all. That a record stands
+This is no part of the index: a host that ignores it misses nothing. Any bytes are safe input:
+lengths are checked before they are used, and a hash at the end covers everything. A record listed
 here is a hint; it is loaded and verified like any other.
 """
 
@@ -24,17 +24,17 @@ _HEADER: Final = struct.Struct("<8sHHI")  # magic, version, 0, records
 _RECORD: Final = struct.Struct(f"<{NAMESPACE_BYTES}s{TENANT_BYTES}sI{SHORT_KEY_BYTES}sI")
 _USES_MAX: Final = (1 << 32) - 1
 USED_BYTES_MAX: Final = _HEADER.size + USED_RECORDS_MAX * _RECORD.size + HASH_BYTES
-MERGED_MAX: Final = 1 << 18  # records of all hosts that are looked at
-WARM_RECORDS_MAX: Final = 1 << 15  # of these, the most used, that are fetched at most
+MERGED_MAX: Final = 1 << 18  # records of all hosts that are merged at most
+WARM_RECORDS_MAX: Final = 1 << 15  # the most used of these, fetched at most
 
 
 def used_name(host: str) -> str:
-    """The name of what a host publishes of its use."""
+    """The name of a host's list of most used records."""
     return f"{HOSTS}/{host}/used"
 
 
 def pack_used(records: Sequence[UsedRecord], limit: int = USED_RECORDS_MAX) -> bytes:
-    """Records as an object, the most used first; what is beyond the limit is left out."""
+    """Records as an object, the most used first, up to the limit."""
     kept = records[:limit]
     rows = (_RECORD.pack(*each[:-1], min(each.uses, _USES_MAX)) for each in kept)
     body = b"".join([_HEADER.pack(_MAGIC, _VERSION, 0, len(kept)), *rows])
@@ -57,13 +57,13 @@ def unpack_used(data: memoryview | bytes) -> list[UsedRecord] | Damage:
 
 
 class Uses:
-    """What several hosts together use."""
+    """The use of several hosts together."""
 
     def __init__(self) -> None:
         self._uses: dict[tuple[bytes, bytes, int, bytes], int] = {}
 
     def add(self, records: Iterable[UsedRecord]) -> None:
-        """One more host's."""
+        """Add one host's records."""
         uses = self._uses
         for each in records:
             name = each[:-1]
@@ -71,6 +71,6 @@ class Uses:
                 uses[name] = uses.get(name, 0) + each.uses
 
     def most(self) -> list[UsedRecord]:
-        """The most used first; of equals, in their own order."""
+        """The most used records first; equals in the order in which they were added."""
         order = sorted(self._uses.items(), key=lambda each: -each[1])[:WARM_RECORDS_MAX]
         return [UsedRecord(*name, count) for name, count in order]

@@ -1,1 +1,1 @@
-"""What the thread of a remote tier does: reads, writes, and keeps up with store and hosts."""
+"""What a remote tier's thread does: reads, writes, and keeping up with store and hosts."""

@@ -1,7 +1,7 @@
-"""Looking at other hosts, some in one call: what they publish, and once what they use most.
+"""Looks at other hosts, a few per call: what they publish and, once, what they use most.
 
-Between two calls whatever else is due is done, so a round of many hosts keeps nothing waiting. It
-ends when a call has results.
+Other work that is due is done between two calls, so a round over many hosts delays nothing. A round
+ends when a call returns results.
 """
 
 from typing import Final
@@ -14,33 +14,33 @@ from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 
-_SHARE: Final = 0.25  # of a day's requests, for looking at what others have published
-_WARM_TRIES: Final = 3  # of finding out what hosts use most
-_HOSTS_AT_ONCE: Final = 32  # that one call asks: it ends in time on a slow store, too
-_REQUESTS_MIN: Final = 3  # of a call that asks one host: its tail, its snapshot, a listing
+_SHARE: Final = 0.25  # share of a day's requests for looking at other hosts
+_WARM_TRIES: Final = 3  # tries to find out what hosts use most
+_HOSTS_AT_ONCE: Final = 32  # hosts asked by one call, which must end in time on a slow store, too
+_REQUESTS_MIN: Final = 3  # requests of a call for one host: tail, snapshot, a listing
 
 
 class Looking:
-    """What other hosts say of themselves. Owned by the tier's thread."""
+    """What other hosts tell about themselves. Owned by the tier's thread."""
 
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
-        self.has_looked = False  # or has tried to
-        self._version = -1  # of the snapshots that are known
+        self.has_looked = False  # at least one round has ended, or failed
+        self._version = -1  # version of the snapshots that are known
         self._refresh_at = 0.0
-        self._is_refreshing = self._is_warming = False  # hosts of a round are still to be asked
-        self._warm_tries = _WARM_TRIES if parts.warm.limit_bytes else 0  # that are left
-        self._used: list[UsedRecord] = []  # what hosts use most, until it is offered
-        self._requests = 0  # that this round has made
-        self._round_requests = 2  # and the last one
+        self._is_refreshing = self._is_warming = False  # a round is under way
+        self._warm_tries = _WARM_TRIES if parts.warm.limit_bytes else 0  # tries left
+        self._used: list[UsedRecord] = []  # most used records, until they are offered
+        self._requests = 0  # requests of this round
+        self._round_requests = 2  # requests of the last round
 
     def request(self, now: float) -> StoreRequest | None:
-        """What is to be asked now."""
+        """The request to make now, if any."""
         parts = self._parts
         if not parts.fits(_REQUESTS_MIN):
             return None
         limit = min(_HOSTS_AT_ONCE, (parts.room() - 1) // 2)
-        # Before the first round, so that this one finds what hosts tell of, and nothing older.
+        # Before the first round, so that this round knows all records that hosts tell about.
         is_first = not (self.has_looked or self._is_refreshing) and self._warm_tries == _WARM_TRIES
         if self._is_warming or is_first:
             return self._ask_for_used(limit)
@@ -57,12 +57,12 @@ class Looking:
         return StoreRequest(0, Action.USED, limit=limit)
 
     def _refresh_s(self) -> float:
-        """Until the next round: a budget is not to be used up by looking."""
+        """Seconds until the next round, so that looking does not use up the budget."""
         apart_s = self._parts.apart_s(self._round_requests, _SHARE)
         return max(self._parts.options.refresh_s, apart_s)
 
     def answered(self, request: StoreRequest, answer: Answer, results: Results) -> None:
-        """Some hosts were asked; with results, all."""
+        """A call was answered; it has results if all hosts of the round were asked."""
         if request.action is Action.REFRESH:
             self._requests += self._parts.last_maintenance.requests
             if results:
@@ -81,14 +81,14 @@ class Looking:
             self._used = []
 
     def _end_round(self) -> None:
-        """Between two rounds, however long they take, there is time for what else is due."""
+        """End a round, leaving time for other work before the next one."""
         parts = self._parts
         earliest = parts.clock.monotonic() + parts.options.refresh_s
         self._refresh_at = max(self._refresh_at, earliest)
         self._is_refreshing, self.has_looked = False, True
 
     def _warm_up(self, results: Results) -> None:
-        """Hosts use this most: behind the next round the pool may fetch as much as it is to.
+        """Take the most used records; they are offered after the next round.
 
         A host publishes where a record lies before it tells of its use, so that round finds it.
         """
@@ -97,7 +97,7 @@ class Looking:
         self._used = [] if isinstance(records, Damage) else records
 
     def failed(self, request: StoreRequest) -> None:
-        """The round is over; a later one begins anew."""
+        """The round failed; a later one starts anew."""
         if request.action is Action.REFRESH:
             self._end_round()
         else:
@@ -105,6 +105,6 @@ class Looking:
         self._parts.failed()
 
     def child_ended(self) -> None:
-        """The next child knows nothing of a round, nor of a version."""
+        """The next child knows no round, and no version."""
         self._version = -1
         self._is_refreshing = self._is_warming = False

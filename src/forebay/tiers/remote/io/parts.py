@@ -1,4 +1,4 @@
-"""What the parts of a remote tier share; all but the inbox belongs to the tier's thread."""
+"""State that the parts of a remote tier share; all but the inbox belongs to the tier's thread."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RemoteParts:
-    """One store and what is known of it."""
+    """One store, and what is known about it."""
 
     path: str  # the store, for people
     host: str
@@ -50,16 +50,16 @@ class RemoteParts:
     speed: StoreSpeed = field(default_factory=StoreSpeed)
     read_bytes: int = 0
     written_bytes: int = 0
-    forgotten: frozenset[bytes] = frozenset()  # tenants of which nothing is kept nor served
-    remembered: frozenset[bytes] = frozenset()  # those of them that the store has on a list
-    warm: WarmLimit = NOT_WARM  # once, when the store is used for the first time
-    last_maintenance: RequestCounts = NO_REQUESTS  # what the last one asked for
-    used: Sequence[UsedRecord] = ()  # to be published; any thread may leave others here
-    _held_back: int = 0  # requests that maintenance under way may make
+    forgotten: frozenset[bytes] = frozenset()  # tenants of which nothing is kept or served
+    remembered: frozenset[bytes] = frozenset()  # those of them that are on the store's list
+    warm: WarmLimit = NOT_WARM  # how much to fetch when the store is first used
+    last_maintenance: RequestCounts = NO_REQUESTS  # requests of the last maintenance
+    used: Sequence[UsedRecord] = ()  # to be published; any thread may replace it
+    _held_back: int = 0  # requests that maintenance under way may still make
     _forgetting: threading.Lock = field(default_factory=threading.Lock)  # guards `forgotten`
 
     def forget(self, tenants: frozenset[bytes]) -> None:
-        """Keep and serve nothing of these from now on; any thread may say so."""
+        """Keep and serve nothing of these tenants from now on; any thread may call."""
         with self._forgetting:
             self.forgotten |= tenants
 
@@ -74,30 +74,30 @@ class RemoteParts:
 
     @property
     def is_over(self) -> bool:
-        """Whether the store may be asked for nothing more today."""
+        """Whether no requests are left for today."""
         return self.ledger.is_over(self.clock.day())
 
     @property
     def is_over_for_stores(self) -> bool:
-        """Whether the store may be asked for nothing more today but loads."""
+        """Whether only loads may use the store today."""
         return self.ledger.is_over_for_stores(self.clock.day())
 
     @property
     def off_reason(self) -> MissReason:
-        """Why nothing is loaded."""
+        """Why records are not loaded now."""
         return MissReason.BUDGET if self.breaker.is_on else MissReason.TIER_OFF
 
     def room(self) -> int:
-        """How many requests may be made now, beside those of maintenance that is under way."""
+        """How many requests may be made now, in addition to maintenance under way."""
         return self.ledger.room(self.clock.day()) - self._held_back
 
     def apart_s(self, requests: int, share: float) -> float:
-        """Seconds between what takes so many requests and may have this share of a day's."""
+        """Seconds between calls that take so many requests, to use only this share of a day's."""
         budget = share * self.ledger.requests_a_day
         return _DAY_S * requests / budget if budget else 0.0
 
     def fits(self, requests: int = 1) -> bool:
-        """Whether so many requests may be made now, or have to wait a little."""
+        """Whether so many requests may be made now."""
         return self.ledger.fits(requests + self._held_back, self.clock.day())
 
     def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
@@ -116,7 +116,7 @@ class RemoteParts:
         self.link.call(request, deadline, ended)
 
     def _call_maintenance(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
-        """Likewise; maintenance that is cut off counts with all that it has asked for."""
+        """As `call`; if maintenance is cut off, what it has asked for so far counts."""
         buffer, noted = self.lending.counts()
         zero(noted)
         self._held_back = _requests_max(request)
@@ -130,30 +130,30 @@ class RemoteParts:
         self.link.call(msgspec.structs.replace(request, buffers=[buffer]), deadline, ended)
 
     def failed(self) -> None:
-        """A call of the store failed."""
+        """Count a failed call of the store."""
         if self.breaker.failed(self.clock.monotonic()):
             _log.warning("%s failed too often and is left alone; it is probed later", self.path)
 
     def trip(self, why: str) -> None:
-        """Leave the store alone until it has answered a probe."""
+        """Leave the store alone until a probe succeeds."""
         if self.breaker.trip(self.clock.monotonic()):
             _log.warning("%s %s and is left alone; it is probed later", self.path, why)
 
 
 def _requests_max(request: StoreRequest) -> int:
-    """What maintenance may ask of a store; of other calls that is known when they have ended."""
+    """How many requests maintenance may make; those of other calls are known afterwards."""
     match request.action:
         case Action.READ_PACKS:
             return PACK_GETS_MAX * len(request.packs)
         case Action.REFRESH:
-            return 1 + 2 * request.limit  # a listing; of each host its tail and its snapshot
+            return 1 + 2 * request.limit  # a listing, and each host's tail and snapshot
         case Action.USED:
             return 1 + request.limit
     return 0
 
 
 def _counts(request: StoreRequest) -> RequestCounts:
-    """What one call asks of a store."""
+    """The requests that one call makes of a store."""
     if request.action is Action.PUT:
         return RequestCounts(puts=1, sent_bytes=sum(length for _, _, length in request.buffers))
     if request.action is Action.DELETE:

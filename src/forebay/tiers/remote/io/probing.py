@@ -1,8 +1,8 @@
-"""A record that proves the way to a store and back: put, read, verified and deleted.
+"""Probes a store with a record that is put, read, verified and deleted.
 
-Its calls are those of stores and loads, made by the same child, in memory that both have mapped. It
-is an object beside the index, so that no host lists it and no recovery takes it for a pack. One at
-a time; what a host that has died leaves of it goes with the rest that the host left.
+The calls are those of stores and loads, made by the same child, in memory that both have mapped.
+The record is an object beside the index, so that no host lists it and no recovery takes it for a
+pack. One at a time; if the host dies, it is deleted with everything else that the host left.
 """
 
 import secrets
@@ -33,7 +33,7 @@ from forebay.tiers.remote.store import StoreFailure
 
 _NAMESPACE: Final = bytes(NAMESPACE_BYTES)
 _POSITION: Final = Position(0, 0)  # no pack has this sequence
-_REQUESTS: Final = 3  # that one probe makes
+_REQUESTS: Final = 3  # requests of one probe
 
 
 class RemoteProbing:
@@ -47,11 +47,11 @@ class RemoteProbing:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no probe is under way, whose object would be left."""
+        """Whether no probe is under way, whose object could be left behind."""
         return self._done is None
 
     def step(self) -> None:
-        """Begin the probe that waits, or answer it where the store is not in use."""
+        """Begin the waiting probe, or answer it if the store is not in use."""
         if self._parts.takes_loads and not self._parts.fits(_REQUESTS):
             return
         done = self._parts.inbox.take_probe()
@@ -83,7 +83,7 @@ class RemoteProbing:
         if failed:
             self._delete(failed)
             return
-        zero(self._parts.lending.probe()[1])  # what is found there from now on was read
+        zero(self._parts.lending.probe()[1])  # so that what is found there was read
         self._call(Action.GET, self._got)
 
     def _got(self, answer: Answer) -> None:
@@ -98,7 +98,7 @@ class RemoteProbing:
         self._delete(failed)
 
     def _delete(self, failed: str) -> None:
-        if not self._parts.link.is_running:  # the next probe writes over what is there
+        if not self._parts.link.is_running:  # the next probe overwrites what is there
             self._end(failed)
             return
         self._call(Action.DELETE, lambda answer: self._end(failed or self._failed(answer)))
@@ -115,7 +115,7 @@ class RemoteProbing:
         parts.call(request, until, ended)
 
     def _failed(self, answer: Answer) -> str:
-        """Why a call failed; nothing if it did not. A full store is no error."""
+        """Why a call failed, or "". A full store is no error."""
         if answer.failure is None:
             return ""
         if answer.failure is StoreFailure.FULL:

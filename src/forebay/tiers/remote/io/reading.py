@@ -1,4 +1,4 @@
-"""Loads from a store: so many at once, each verified whole before anybody hears of it.
+"""Loads from a store, several at once, each verified before its result is told.
 
 Tenants take turns by weight.
 """
@@ -34,7 +34,7 @@ class RemoteReading:
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
         self._waiting: FairQueue[RemoteLoad] = FairQueue()
-        self._lanes = list(range(parts.options.read_depth))  # that are free
+        self._lanes = list(range(parts.options.read_depth))  # free lanes
 
     @property
     def is_idle(self) -> bool:
@@ -42,15 +42,15 @@ class RemoteReading:
         return not self._waiting and len(self._lanes) == self._parts.options.read_depth
 
     def weigh(self, quotas: Mapping[bytes, Quota]) -> None:
-        """Other weights from now on; any thread may say so."""
+        """Set tenants' weights; any thread may call."""
         self._waiting.weigh({tenant: quota.weight for tenant, quota in quotas.items()})
 
     def add(self, job: RemoteLoad) -> None:
-        """Let a load wait for its turn."""
+        """Queue a load."""
         self._waiting.put(job, job.place.length, job.name.tenant)
 
     def step(self, now: float) -> None:
-        """Answer what is too late, and begin what can be begun."""
+        """Answer loads that are too late, and begin as many as possible."""
         for job in self._waiting.remove(lambda job: job.deadline <= now):
             self._answer(job, Miss(MissReason.DEADLINE))
         while self._waiting and not self._parts.takes_loads:
@@ -59,7 +59,7 @@ class RemoteReading:
             self._begin(self._waiting.take())
 
     def flush(self) -> None:
-        """Answer everything that waits: nobody will read any more."""
+        """Answer everything that waits, since nothing will be read any more."""
         while self._waiting:
             self._answer(self._waiting.take(), Miss(MissReason.TIER_OFF))
 
@@ -115,7 +115,7 @@ class RemoteReading:
         self._tell_removed(job, EvictionCause.DAMAGED)
 
     def _forget_pack(self, job: RemoteLoad) -> None:
-        """A pack is listed and gone: whatever else it had is gone with it."""
+        """A listed pack is gone, and with it all its records."""
         parts = self._parts
         if job.row is None:
             parts.own.lose(job.place.sequence)
@@ -124,6 +124,6 @@ class RemoteReading:
         self._tell_removed(job, EvictionCause.SPACE)  # its host has deleted it
 
     def _tell_removed(self, job: RemoteLoad, cause: EvictionCause) -> None:
-        """Another host's record is not to be had."""
+        """Another host's record is not available any more."""
         key, length = short(job.name.key), job.place.length
         self._parts.listener.removed([Removed(key, length, was_read=False, cause=cause)])

@@ -1,7 +1,7 @@
-"""Taking over this host's packs at a start: what its index says at once, all others by and by.
+"""Takes over this host's packs at a start: listed ones at once, the others one by one.
 
-The store is used meanwhile. Some packs are read in one call; which are left is known here, so a
-child that is killed loses the packs of one call, and the next one is asked for fewer.
+The store is used meanwhile. Each call reads some packs; which packs are left is known here, so if a
+child is killed only one call's packs are lost, and the next call asks for fewer.
 """
 
 import itertools
@@ -22,28 +22,28 @@ from forebay.tiers.remote.process.recovery import (
 )
 from forebay.tiers.remote.store import StoreFailure
 
-PACKS_MAX: Final = 32  # that are read in one call
-_SHARE: Final = 0.25  # of a day's requests, for reading packs
+PACKS_MAX: Final = 32  # packs read by one call
+_SHARE: Final = 0.25  # share of a day's requests for reading packs
 _log: Final = logging.getLogger(__name__)
 
 
 class Recovering:
-    """The packs of one store that an earlier process has put. Owned by the tier's thread."""
+    """The packs that an earlier process put into one store. Owned by the tier's thread."""
 
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
-        self._count = PACKS_MAX  # that the next call reads
+        self._count = PACKS_MAX  # packs that the next call reads
         self._asked: Sequence[UnreadPack] = ()
-        self._at = 0.0  # not before then
-        self.is_listed = False  # it is known which packs there are
+        self._at = 0.0  # when the next call may begin
+        self.is_listed = False  # the store's packs were listed
 
     @property
     def is_long(self) -> bool:
-        """Whether it takes a while; an index is not to be published for every few packs then."""
+        """Whether many packs are left, so that the index is published less often."""
         return len(self._parts.own.unread) > PACKS_MAX
 
     def listed(self, _answer: Answer, results: Results) -> None:
-        """These packs there are, and this is known of them."""
+        """The store's packs were listed, with what the host's index says about them."""
         parts = self._parts
         packs = msgspec.msgpack.decode(results[0], type=Recovered)
         parts.own.expect(packs.unread)
@@ -54,7 +54,7 @@ class Recovering:
             _log.info("%d packs in %s have to be read", len(packs.unread), parts.path)
 
     def request(self, now: float) -> StoreRequest | None:
-        """What is to be asked now, the oldest packs first."""
+        """The packs to read now, the oldest first; None: nothing to read now."""
         parts, unread = self._parts, self._parts.own.unread
         if not unread or now < self._at or parts.is_over_for_stores:
             return None
@@ -63,7 +63,7 @@ class Recovering:
         return StoreRequest(0, Action.READ_PACKS, packs=self._asked) if self._asked else None
 
     def read(self, _answer: Answer, results: Results) -> None:
-        """Some of these packs were read; the others are tried again after all that are left."""
+        """Some of these packs were read; the others come last in the queue."""
         parts = self._parts
         now = parts.clock.monotonic()
         parts.own.read(msgspec.msgpack.decode(results[0], type=PacksRead))
@@ -81,16 +81,16 @@ class Recovering:
                 _log.warning("%d packs in %s have another format version", others, parts.path)
 
     def not_read(self, _failure: StoreFailure) -> None:
-        """None of them, as far as can be told: the child was too slow, or died."""
+        """None was read, as far as is known: the child was too slow, or died."""
         parts = self._parts
         self._put_off()
-        if self._count == 1:  # it cannot be smaller; let the store be used for a while
+        if self._count == 1:  # no call is smaller; let the store be used for a while
             self._at = parts.clock.monotonic() + parts.options.error_window_s
         self._count = max(1, self._count // 2)
         parts.failed()
 
     def _put_off(self) -> int:
-        """Let the packs that are still unread be the last; how many."""
+        """Move the packs that are still unread to the end; returns how many."""
         unread = self._parts.own.unread
         left = [pack.sequence for pack in self._asked if pack.sequence in unread]
         for sequence in left:

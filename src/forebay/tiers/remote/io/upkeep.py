@@ -1,9 +1,9 @@
-"""What keeps a remote tier in step with its store and with other hosts, one call at a time.
+"""Keeps a remote tier in step with its store and other hosts, one call at a time.
 
-A store that is left alone is probed, by a child that is started for it; at the first success this
+A store that is left alone is probed by a child started for that; after the first success this
 host's own packs are found, and the store is used. From then on: look at what others have published,
-publish what changed, read own packs that no index lists, and now and then look at what is still
-there of this host's, and delete what dead hosts left.
+publish changes, read own packs that no index lists, and now and then check what is left of this
+host's objects, and delete what dead hosts left.
 """
 
 import logging
@@ -33,10 +33,10 @@ from forebay.tiers.remote.process.maintenance import StoreAudit
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
-_USED_SHARE: Final = 1 / 16  # of a day's requests, for telling others what is used most
-_LOOK_SHARE: Final = 1 / 16  # likewise, for audits, and as many for sweeps
+_USED_SHARE: Final = 1 / 16  # share of a day's requests for publishing what is used most
+_LOOK_SHARE: Final = 1 / 16  # likewise for audits, and as much for sweeps
 _LONG_PUBLISH_S: Final = 60.0  # between two publications while many packs are to be read
-_LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
+_LIFE_SIGNS: Final = 8  # signs of life in the time after which a host counts as dead
 _log: Final = logging.getLogger(__name__)
 
 
@@ -45,25 +45,25 @@ class Upkeep:
 
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
-        self.begun = threading.Event()  # the store has answered for the first time, or has not
+        self.begun = threading.Event()  # set when the first attempt to use the store has ended
         self._recovering, self._looking = Recovering(parts), Looking(parts)
         self._is_busy = False
         self._wishes: list[Remembrance] = []
-        self._is_list_due = False  # the list of the forgotten is to be put again
+        self._is_list_due = False  # the list of forgotten tenants has to be put again
         self._published_at = -_LONG_PUBLISH_S
         self._audit_at = self._sweep_at = 0.0
-        self._sign_at = 0.0  # when there must be a sign of life, changed or not
+        self._sign_at = 0.0  # when the next sign of life is due, even without changes
         self._used_at = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way that a later process would miss."""
+        """Whether nothing is under way that a later process would need."""
         parts = self._parts
         is_told = not parts.own.is_changed or not parts.takes_loads or parts.is_over_for_stores
         return is_told and not self._is_busy
 
     def step(self, now: float, *, is_closing: bool) -> None:
-        """Begin what is due."""
+        """Begin the call that is due, if any."""
         parts = self._parts
         if self._is_busy:
             return
@@ -84,8 +84,8 @@ class Upkeep:
     def _look_after(self, now: float, *, is_closing: bool) -> None:
         """Publish, look at others, sweep: whatever is due and within the budget.
 
-        There are signs of life on a day whose requests are used up, too: else others would delete
-        what this host has.
+        Signs of life are given even on a day whose requests are used up: otherwise others would
+        delete this host's packs.
         """
         parts, options = self._parts, self._parts.options
         is_due = is_closing or now >= self._published_at + self._publish_s
@@ -94,7 +94,7 @@ class Upkeep:
         if is_news or is_sign:
             self._published_at = now
             self._sign_at = now + options.host_age_s / _LIFE_SIGNS
-            self._is_list_due = is_sign and bool(parts.remembered)  # not to be too old
+            self._is_list_due = is_sign and bool(parts.remembered)  # it must not look old
             self._publish()
         elif is_closing or parts.is_over:
             return
@@ -115,7 +115,7 @@ class Upkeep:
 
     @property
     def _publish_s(self) -> float:
-        """Between two publications."""
+        """Seconds between two publications."""
         publish_s = self._parts.options.publish_s
         return max(publish_s, _LONG_PUBLISH_S) if self._recovering.is_long else publish_s
 
@@ -131,12 +131,12 @@ class Upkeep:
         self._call(request, looked, not_looked)
 
     def _begin_if_known(self) -> None:
-        """A pool waits at its start until it is known what the store has."""
+        """Let a starting pool go on once it is known what the store has."""
         if self._looking.has_looked:
             self.begun.set()
 
     def child_ended(self) -> None:
-        """Whatever was under way has been answered."""
+        """The child is gone; all calls under way have been answered."""
         self._looking.child_ended()
         self.begun.set()
 
@@ -146,7 +146,7 @@ class Upkeep:
         done: AnswerDone,
         failed: Callable[[StoreFailure], None] | None = None,
     ) -> None:
-        """Ask the child; a failure counts, unless something else is to be done about it."""
+        """Ask the child; a failure is counted, unless `failed` handles it."""
         self._is_busy = True
         until = self._parts.clock.monotonic() + self._parts.options.maintenance_s
 
@@ -171,7 +171,7 @@ class Upkeep:
 
     def _probed(self, _answer: Answer, _results: Results) -> None:
         if self._recovering.is_listed:
-            self._audit_at = 0.0  # it may have lost what it had
+            self._audit_at = 0.0  # the store may have lost objects
             self._parts.own.erase_forgotten(self._parts.forgotten)
             self._use()
         elif self._parts.ledger.requests_a_day:
@@ -180,7 +180,7 @@ class Upkeep:
             self._read_forgotten()
 
     def _read_spent(self) -> None:
-        """Find out what an earlier process has spent of today's requests."""
+        """Read how many of today's requests an earlier process has used."""
         parts, target = self._parts, allocate(SPENT_BYTES)[:SPENT_BYTES]
         lent = parts.lending.lend(target, filled=False)
 
@@ -207,12 +207,12 @@ class Upkeep:
         self._call(request, read, not_read)
 
     def _keep(self, spent: bytes) -> None:
-        """Let the store know what may be spent before anything more is."""
+        """Store the number of requests that may be used, before they are."""
         name = published.spent_name(self._parts.host)
         self._put(name, spent, lambda: self._parts.ledger.keeps(spent))
 
     def _read_forgotten(self) -> None:
-        """Find out whom an earlier process has forgotten, before anything of anybody is served."""
+        """Read which tenants an earlier process forgot, before anything is served."""
         parts, target = self._parts, allocate(FORGOTTEN_BYTES_MAX)
         lent = parts.lending.lend(target, filled=False)
 
@@ -237,26 +237,26 @@ class Upkeep:
         self._call(StoreRequest(0, Action.GET, name, buffers=[lent.buffer]), read, not_read)
 
     def remember(self, wish: Remembrance) -> None:
-        """Let a list with one tenant more be put next."""
+        """Queue a tenant to be added to the store's list of forgotten tenants."""
         self._wishes.append(wish)
 
     def flush(self) -> None:
-        """Answer who waits: nothing can be put now."""
+        """Answer those who wait: nothing can be put now."""
         for wish in self._wishes:
             wish.end(is_kept=False)
         self._wishes = []
 
     @property
     def _is_list_short(self) -> bool:
-        """Whether drives were told of some while the store was away: drives are replaced."""
+        """Whether tenants were noted on drives alone, which are replaced: the store needs them."""
         remembered = self._parts.remembered
         return len(remembered) < FORGOTTEN_MAX and not self._parts.forgotten <= remembered
 
     def _put_forgotten(self) -> None:
-        """Let the store have the list, whole, with whom callers want there."""
+        """Put the whole list of forgotten tenants, with those that callers wait for."""
         parts, wishes = self._parts, self._wishes
         tenants = parts.remembered | {wish.tenant for wish in wishes}
-        more = sorted(parts.forgotten - tenants)  # as many as there is room for
+        more = sorted(parts.forgotten - tenants)  # the rest, as far as there is room
         tenants |= {*more[: max(0, FORGOTTEN_MAX - len(tenants))]}
         self._wishes, self._is_list_due = [], False
 
@@ -293,7 +293,7 @@ class Upkeep:
         self._begin_if_known()
 
     def _audit(self) -> None:
-        known = self._parts.own.sequences()  # what is put from now on is not missing
+        known = self._parts.own.sequences()  # packs put from now on do not count as missing
 
         def audited(_answer: Answer, results: Results) -> None:
             self._audit_at = max(self._audit_at, self._next_look())
@@ -312,7 +312,7 @@ class Upkeep:
         self._call(StoreRequest(0, Action.AUDIT), audited)
 
     def _next_look(self) -> float:
-        """Not before then again what has just been done, by the requests that it took."""
+        """When to do again what was just done, given the requests that it took."""
         parts = self._parts
         apart_s = parts.apart_s(parts.last_maintenance.requests, _LOOK_SHARE)
         return parts.clock.monotonic() + apart_s
@@ -339,7 +339,7 @@ class Upkeep:
         self._put(published.snapshot_name(self._parts.host), data, snapshot_put)
 
     def _publish_used(self) -> None:
-        """Tell what is used most, behind the index: whoever hears of a record finds it there."""
+        """Publish what is used most, after the index, so that readers find the records."""
         parts = self._parts
         told, parts.used = parts.used, ()
 
@@ -363,7 +363,7 @@ class Upkeep:
         done: Callable[[], None],
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Put a part of the index; what fails is published again later."""
+        """Put a part of the index; if that fails it is published again later."""
         parts = self._parts
         source = allocate(len(data))[: len(data)]
         source[:] = data
@@ -377,7 +377,7 @@ class Upkeep:
             parts.lending.give_back(lent)
             parts.own.is_changed = True
             failed()
-            if failure is not StoreFailure.FULL:  # a full store can be read
+            if failure is not StoreFailure.FULL:  # a full store can still be read
                 parts.failed()
 
         self._call(StoreRequest(0, Action.PUT, name, buffers=[lent.buffer]), put, not_put)

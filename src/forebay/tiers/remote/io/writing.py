@@ -1,6 +1,7 @@
-"""Stores to a store: packs put one after another, old ones deleted to make room, and orders.
+"""Puts packs into a store one after the other, deletes old ones, and carries out orders.
 
-One call is under way at a time, so an order sees no put that began before it and is not done.
+Only one call is under way at a time, so no put that began before an order is still unfinished when
+the order is handled.
 """
 
 from functools import partial
@@ -26,7 +27,7 @@ from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
-_PACKS_MIN: Final = 8  # of a tenant that has a cap
+_PACKS_MIN: Final = 8  # packs that fit under a tenant's cap, at least
 
 
 class RemoteWriting:
@@ -45,14 +46,14 @@ class RemoteWriting:
         return not (self._is_busy or self._gathering or self._orders or is_deleting)
 
     def add(self, job: RemoteStore, now: float) -> None:
-        """Let a store wait for its pack."""
+        """Queue a store for its pack."""
         if self._parts.takes_stores(now):
             self._gathering.add(job, now, self._pack_limit_bytes(job.name.tenant))
         else:
             self._drop([job], DropReason.TIER_OFF)
 
     def _pack_limit_bytes(self, tenant: bytes) -> int:
-        """With how much a pack is full: a tenant with a small cap has at least eight of them."""
+        """The size at which a pack is full; a tenant with a small cap gets at least eight packs."""
         limit_bytes, cap_bytes = (
             self._parts.options.pack_bytes,
             self._parts.own.quotas.quota_of(tenant).cap_bytes,
@@ -60,13 +61,13 @@ class RemoteWriting:
         return limit_bytes if cap_bytes is None else min(limit_bytes, cap_bytes // _PACKS_MIN)
 
     def order(self, order: Order) -> None:
-        """Let an order be next."""
+        """Queue an order, to be handled next."""
         if order.tenant is not None:
             self._parts.forget(frozenset({order.tenant}))
         self._orders.append(order)
 
     def step(self, now: float, *, is_closing: bool) -> None:
-        """Begin what can be begun."""
+        """Begin as much as possible now."""
         self._gathering.seal(now, all_of_them=is_closing)
         if not self._parts.takes_loads:
             self.flush()
@@ -79,30 +80,30 @@ class RemoteWriting:
 
     @property
     def _may_delete(self) -> bool:
-        """Whether packs are deleted now; for an order, as long as anything is done at all."""
+        """Whether packs may be deleted now; for an order, as long as the store is in use."""
         parts = self._parts
         return parts.takes_loads and (bool(self._orders) or not parts.is_over_for_stores)
 
     def flush(self) -> None:
-        """Answer everything that waits: nobody will write now."""
+        """Answer everything that waits: nothing will be written now."""
         self._drop(self._gathering.take_all(), DropReason.TIER_OFF)
         for order in self._orders:
             order.end()
         self._orders = []
 
     def _obey(self) -> None:
-        """Bring orders forward; one ends when its packs are deleted."""
+        """Handle orders; each ends when its packs are deleted."""
         own = self._parts.own
         for order in self._orders:
             if order.names is None and order.is_erasure:
                 wanted = (order.namespace, order.tenant)
                 self._drop(self._gathering.take_all(*wanted), DropReason.ORPHAN)
                 order.is_partial = order.tenant is not None and own.is_partly_known
-                # Also what is to be deleted already: whose that is, nobody has noted.
+                # Also packs to be deleted already: nobody knows any more whose they are.
                 order.names = dict.fromkeys(own.doomed, 0) | own.erase(*wanted)
             elif order.names is None:
                 own.trim(pack_cap_bytes(self._parts.cap_bytes))
-                order.names = dict.fromkeys(own.doomed, 0)  # until these are gone it is too large
+                order.names = dict.fromkeys(own.doomed, 0)  # until then the cap is exceeded
             gone = order.names.keys() - own.doomed.keys()
             order.count += sum(order.names.pop(name) for name in gone)
             if not order.names:
@@ -130,9 +131,9 @@ class RemoteWriting:
             parts.call(StoreRequest(0, Action.DELETE, name), until, partial(self._deleted, name))
 
     def _refusal(self, tenant: bytes, size_bytes: int) -> DropReason | None:
-        """Let old packs go until there is room for a new one, or say why there can be none."""
+        """Delete old packs until there is room for a new one, or say why there cannot be."""
         own, cap_bytes = self._parts.own, pack_cap_bytes(self._parts.cap_bytes)
-        if size_bytes > cap_bytes:  # it was lowered meanwhile
+        if size_bytes > cap_bytes:  # the cap was lowered meanwhile
             return DropReason.TOO_LARGE
         may_have = own.quotas.ever_fits(tenant, size_bytes)
         if not (may_have and own.make_room(tenant, size_bytes, cap_bytes)):
@@ -179,7 +180,7 @@ class RemoteWriting:
     def _lend_all(
         self, jobs: list[RemoteStore], sequence: int
     ) -> tuple[list[RecordHeader], list[Lent]]:
-        """The records of a pack as they will be stored: headers, and payloads for the child."""
+        """A pack's records as they are stored: headers, and payloads lent to the child."""
         headers = [_header(job) for job in jobs]
         key = None if self._parts.keys is None else self._parts.keys.current(DEFAULT_TENANT)
         if key is None:
@@ -197,7 +198,7 @@ class RemoteWriting:
 
     def _lend(self, job: RemoteStore) -> Lent:
         size = padded(job.length)
-        job.source[job.length : size] = bytes(size - job.length)  # else another's, perhaps
+        job.source[job.length : size] = bytes(size - job.length)  # it may hold other bytes
         return self._parts.lending.lend(job.source[:size], filled=True)
 
     def _stored(self, jobs: list[RemoteStore], settled: list[bool], begun: float) -> None:

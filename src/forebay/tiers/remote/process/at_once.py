@@ -1,4 +1,4 @@
-"""Several calls of a store at once, so that what reads many objects does not wait for each."""
+"""Runs several calls of a store at the same time, so that reading many objects is fast."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +10,6 @@ _Outcome = TypeVar("_Outcome")
 
 
 def at_once(call: Callable[[_Item], _Outcome], items: Sequence[_Item]) -> list[_Outcome]:
-    """What a call says of each item, in their order; a few calls are under way at a time."""
+    """The results of a call for each item, in their order; a few calls run at the same time."""
     with ThreadPoolExecutor(CALLS_AT_ONCE) as threads:
         return list(threads.map(call, items))

@@ -1,8 +1,8 @@
 """The child process: calls one store, on threads, for the pool at the other end of a socket.
 
 `python -m forebay.tiers.remote.process.child DESCRIPTOR URL HOST THREADS ENTRIES`. It keeps nothing
-that a later child needs, which only begins anew to watch for dead hosts. It ends when the socket
-does, whatever its threads are waiting for, and is killed with the thread that started it.
+that a later child needs, except that watching for dead hosts starts again. It ends when the socket
+does, whatever its threads wait for, and is killed when the thread that started it ends.
 """
 
 import os
@@ -32,7 +32,7 @@ from forebay.tiers.remote.store import ObjectStore, StoreFailure
 from forebay.tiers.remote.stores.opening import open_store
 
 _DESCRIPTORS_MAX: Final = 1
-_MEMORY_BYTES: Final = 2 << 30  # beside the slab: a library that is told to take more ends here
+_MEMORY_BYTES: Final = 2 << 30  # in addition to the slab; a library that takes more fails
 
 
 class Child:
@@ -42,16 +42,16 @@ class Child:
         self, connection: socket.socket, store: ObjectStore, host: str, entries: int
     ) -> None:
         self._connection, self._store, self._host = connection, store, host
-        self._counted = CountedStore(store)  # for what takes several calls; one at a time
+        self._counted = CountedStore(store)  # for actions of several calls; one at a time
         self._watcher = Watcher(self._counted, host, entries)
         self._used = UsedByHosts(self._counted)
         self._host_watch = maintenance.HostWatch(Clock())
-        self._areas: dict[int, memoryview] = {}  # changed by the reading thread alone
+        self._areas: dict[int, memoryview] = {}  # by number; changed only by the reading thread
         self._requests: queue.SimpleQueue[StoreRequest | None] = queue.SimpleQueue()
         self._barrier = Barrier()
 
     def serve(self, threads: int) -> None:
-        """Until the other end is closed."""
+        """Serve until the other end is closed."""
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
@@ -61,7 +61,7 @@ class Child:
             self._requests.put(None)
 
     def _receive(self) -> bool:
-        """Take the next message; False when there is none any more."""
+        """Handle the next message; False when the socket is closed."""
         data, descriptors, _, _ = socket.recv_fds(
             self._connection, MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
         )
@@ -84,7 +84,7 @@ class Child:
             self._answer(answer, results)
 
     def _serve(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:
-        """Do what is asked; the answer, and what goes with it."""
+        """Carry out a request; its answer, and results that go with it."""
         if request.action in MAINTENANCE:
             self._counted.begin(self._views(request)[0])
         counted, host = self._counted, self._host
@@ -124,7 +124,7 @@ class Child:
         try:
             socket.send_fds(self._connection, [encode(answer)], descriptors, socket.MSG_NOSIGNAL)
         except OSError:
-            pass  # nobody waits for it any more
+            pass  # nobody waits for the answer any more
         finally:
             for descriptor in descriptors:
                 processes.close(descriptor)

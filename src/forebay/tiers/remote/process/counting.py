@@ -1,7 +1,7 @@
-"""A store whose calls are counted, where whoever asked for them can see it.
+"""A store that counts its calls where the caller can see them.
 
-The counts lie in memory that is shared: they are there when the process is killed meanwhile. A
-request counts when it is made, and its bytes when they have come.
+The counts lie in shared memory, so they survive if the process is killed meanwhile. A request
+counts when it is made, its bytes when they have arrived.
 """
 
 import threading
@@ -15,7 +15,7 @@ _PAGE: Final = 1000  # objects that a listing of an object store has in one answ
 
 
 class CountedStore(ObjectStore):
-    """Another store, and what it was asked for since `begin`."""
+    """Another store, with counts of what it was asked since `begin`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class CountedStore(ObjectStore):
         self._counts = memoryview(bytearray(COUNTS_BYTES)).cast("Q")
 
     def begin(self, counts: memoryview) -> None:
-        """Count here from now on."""
+        """From now on count in this memory."""
         with self._lock:
             self._counts = counts[:COUNTS_BYTES].cast("Q")
 

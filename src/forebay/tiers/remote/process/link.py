@@ -1,8 +1,8 @@
-"""The pool's end of a child: starts it, asks it, kills it when it is late, and answers for it.
+"""The pool's end of a child: starts it, asks it, kills it when it is late, answers for it.
 
-Every call has a deadline. A child that misses one is killed, and so is one that says anything that
-it could not mean. Only when the kernel says that it has exited are its calls answered, with a
-failure: until then it may be writing into the buffers that it was given.
+Every call has a deadline. A child that misses one is killed, and so is one that sends something
+impossible. Its calls are answered, with a failure, only when the kernel says that it has exited:
+until then it may be writing into the buffers that it was given.
 
 Owned by the tier's thread.
 """
@@ -30,7 +30,7 @@ from forebay.tiers.remote.process.messages import (
 from forebay.tiers.remote.store import StoreFailure
 
 MODULE: Final = "forebay.tiers.remote.process.child"
-_BUFFER_BYTES: Final = 1 << 20  # of the socket: all requests that can be under way
+_BUFFER_BYTES: Final = 1 << 20  # socket buffer, enough for all requests that can be under way
 _log: Final = logging.getLogger(__name__)
 
 Results = list[memoryview]
@@ -43,10 +43,10 @@ class _Call(NamedTuple):
 
 
 class Link:
-    """One child at a time, and what it was asked."""
+    """One child at a time, and its calls."""
 
     def __init__(self, arguments: Sequence[str], module: str = MODULE) -> None:
-        """Starts nothing; `arguments` are those of the child, behind its descriptor."""
+        """Starts nothing yet; `arguments` for the child follow its descriptor."""
         self._arguments, self._module = arguments, module
         self._areas: dict[int, Segment] = {}
         self._calls: dict[int, _Call] = {}
@@ -57,23 +57,23 @@ class Link:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child, be it that it is dying."""
+        """Whether there is a child, even a dying one."""
         return self._process is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the child."""
+        """The child's pid, if there is one."""
         return self._process.pid if self._process else None
 
     def descriptors(self) -> list[int]:
-        """What becomes readable when there is something to do."""
+        """Descriptors that become readable when there is something to do."""
         if self._process is None:
             return []
         connection = [] if self._connection is None else [self._connection.fileno()]
         return [self._process.descriptor, *connection]
 
     def start(self) -> bool:
-        """Have a child; False if the system has none for us."""
+        """Start a child; False if the system has no process for us."""
         assert self._process is None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -94,12 +94,12 @@ class Link:
         return True
 
     def share(self, area: int, segment: Segment) -> None:
-        """Let the child, and those after it, use this memory."""
+        """Let this child, and later ones, use this memory."""
         self._areas[area] = segment
         self._map(area, segment)
 
     def unshare(self, area: int) -> None:
-        """The child uses this memory no more; none of its calls may."""
+        """The child may not use this memory any more; none of its calls may be using it."""
         del self._areas[area]
         self._send(StoreRequest(0, Action.UNMAP, at=area), [])
 
@@ -108,14 +108,14 @@ class Link:
         return area in self._areas
 
     def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
-        """Ask the child; `done` is called later, by `receive` or by `reap`."""
+        """Ask the child; `receive` or `reap` calls `done` later."""
         assert self._process is not None
         number = next(self._numbers)
         self._calls[number] = _Call(done, deadline)
         self._send(msgspec.structs.replace(request, number=number), [])
 
     def receive(self) -> None:
-        """Take every answer that has come."""
+        """Handle every answer that has arrived."""
         while self._connection is not None:
             try:
                 data, descriptors = sockets.receive_fds(self._connection, MESSAGE_BYTES_MAX)
@@ -147,11 +147,11 @@ class Link:
         call.done(answer, results)
 
     def is_late(self, now: float) -> bool:
-        """Whether a call has passed its deadline."""
+        """Whether a call has missed its deadline."""
         return any(call.deadline <= now for call in self._calls.values())
 
     def kill(self) -> None:
-        """Let the child exit; its calls are answered when it has."""
+        """Kill the child; its calls are answered when it has exited."""
         if self._process is not None:
             self._process.kill()
         if self._connection is not None:
@@ -160,7 +160,7 @@ class Link:
 
     @property
     def has_exited(self) -> bool:
-        """Whether the child has exited, and was not reaped yet."""
+        """Whether the child has exited and was not reaped yet."""
         return self._process is not None and self._process.has_exited()
 
     def reap(self) -> None:
@@ -177,7 +177,7 @@ class Link:
         self._send(StoreRequest(0, Action.MAP, at=area), [segment.descriptor])
 
     def _send(self, request: StoreRequest, descriptors: list[int]) -> None:
-        """To a child that does not take it: it is killed, and the call answered when it is gone."""
+        """Send a request; a child that does not take it is killed, and the call answered then."""
         data = encode(request)
         sent = 0
         if self._connection is not None:

@@ -1,4 +1,4 @@
-"""Maintenance of a store by a child, each of several calls: probe, audit and sweep."""
+"""Maintenance of a store by a child, in several calls each: probe, audit and sweep."""
 
 import secrets
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def probe(store: ObjectStore, host: str) -> StoreFailure | None:
 
 
 class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
-    """What a store has of this host's: others may have deleted some of it, or the store itself."""
+    """Which of this host's objects are in a store, as others or the store may have deleted some."""
 
     has_tail: bool
     has_snapshot: bool
@@ -44,9 +44,9 @@ class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
 
 
 def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
-    """Look at what is there, as a `StoreAudit`.
+    """Check what is there, and return a `StoreAudit`.
 
-    The index is read, a few bytes of it: a store that evicts what is not in use is to keep it.
+    Also reads a few bytes of the index, so that a store that evicts unused objects keeps it.
     """
     listed = own_packs(store, host)
     if isinstance(listed, StoreFailure):
@@ -64,14 +64,14 @@ def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
 
 
 class HostWatch:
-    """Since when, by this process's own clock, hosts have published nothing. Not thread-safe."""
+    """Since when hosts have published nothing, by this process's own clock. Not thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._since: dict[str, tuple[_Published, float]] = {}  # by host, with when it was seen
+        self._since: dict[str, tuple[_Published, float]] = {}  # by host: as published, since when
 
     def look(self, hosts: Mapping[str, _Published]) -> None:
-        """These hosts there are."""
+        """These hosts exist, and have published this."""
         now, before = self._clock.monotonic(), self._since
         self._since = {
             host: before[host] if host in before and before[host][0] == seen else (seen, now)
@@ -79,20 +79,20 @@ class HostWatch:
         }
 
     def is_silent(self, host: str, watched_s: float) -> bool:
-        """Whether it has published nothing in so many seconds in which it was looked at."""
+        """Whether a host has published nothing for this long, in which it was watched."""
         return self._clock.monotonic() - self._since[host][1] >= watched_s
 
 
 def sweep(
     store: ObjectStore, host: str, age_s: float, watched_s: float, watch: HostWatch
 ) -> int | StoreFailure:
-    """Delete what hosts left that are long dead; how many objects.
+    """Delete what long dead hosts left; returns how many objects.
 
     Times are compared as the store noted them: of our own tail, and of theirs. Some file systems
-    note a client's time, and one client's date may be wrong: so nothing is deleted of a host that
-    we have not seen silent for `watched_s` ourselves. What was put since then stays, whoever put
-    it: its host may be about to publish it. Where one listing fails nothing is deleted, since
-    whoever is not seen would be taken for dead.
+    note a client's time, and a client's date may be wrong: so nothing is deleted of a host that we
+    have not seen silent for `watched_s` ourselves. What was put in that time stays, whoever put it:
+    its host may be about to publish it. If any listing fails nothing is deleted, since a host that
+    is not seen would be taken for dead.
     """
     listings = _Listings(store)
     own = [each for each in listings.objects(f"{HOSTS}/{host}") if each.name == "tail"]
@@ -145,11 +145,11 @@ class _Listings:
         self.failure: StoreFailure | None = None
 
     def below(self, prefix: str) -> list[str]:
-        """What has more below it."""
+        """The names of prefixes right below this one."""
         return [each.name[:-1] for each in self._list(prefix) if each.name.endswith("/")]
 
     def objects(self, prefix: str) -> list[StoredObject]:
-        """What has bytes."""
+        """The objects right below this prefix."""
         return [each for each in self._list(prefix) if not each.name.endswith("/")]
 
     def _list(self, prefix: str) -> list[StoredObject]:

@@ -1,7 +1,7 @@
-"""What a remote tier and its child say to each other, over a pair of sockets that keeps messages.
+"""Messages between a remote tier and its child, over a pair of sockets that keeps messages apart.
 
-Bytes of records never go over it: they lie in areas of shared memory that both have mapped, whose
-descriptors go along with `MAP`. A result that is large comes back as a memfd.
+Records' bytes never go over it: they lie in areas of shared memory that both have mapped, whose
+descriptors come with `MAP`. A large result comes back as a memfd.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MESSAGE_BYTES_MAX: Final = 64 << 10
 
 
 class Action(StrEnum):
-    """What a child can do."""
+    """What a child can be asked to do."""
 
     MAP = "map"  # the area `at` is the memfd that comes along; not answered
     UNMAP = "unmap"  # the area `at` is used no more; not answered
@@ -28,7 +28,7 @@ class Action(StrEnum):
     RECOVER = "recover"  # find this host's packs, and what its index says of them
     READ_PACKS = "read_packs"  # read `packs`, of which it says nothing
     AUDIT = "audit"  # which of this host's objects are there
-    # These two look at `limit` hosts in a call; who gets no result asks again.
+    # These two look at `limit` hosts per call; without results there are more to ask.
     REFRESH = "refresh"  # find other hosts' packs; `at` is the version of the snapshots known
     USED = "used"  # find what hosts use most
     # Delete what hosts left that have been dead for `at` seconds, `limit` of them watched by us.
@@ -67,7 +67,7 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
 
     number: int
     failure: StoreFailure | None = None
-    count: int = 0  # bytes, objects, or a version: as the action has it
+    count: int = 0  # bytes, objects, or a version, depending on the action
 
 
 encode: Final = msgspec.msgpack.Encoder().encode

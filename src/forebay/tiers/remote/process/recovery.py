@@ -1,10 +1,10 @@
-"""How a child finds this host's packs: by what the host has published of them, or by reading them.
+"""Finds this host's packs: by what the host has published about them, or by reading them.
 
-A pack that the host's own index lists, with whose it is and with the size that the store lists, is
-not read: its records are verified when they are loaded, like all. A host that was killed has put
-packs after its last tail, and an older release's index does not say whose a pack is: such packs
-are read, some in one call, several at once. A call of the store that fails says nothing of a pack:
-it is read again later.
+A pack that the host's own index lists, with its tenant and with the size that the store lists, is
+not read: its records are verified when they are loaded, like all. But a host that was killed may
+have put packs after its last tail, and an older release's index does not tell a pack's tenant: such
+packs are read, some per call, several at the same time. If a call of the store fails, the pack is
+read again later.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from forebay.tiers.remote.packs import (
 from forebay.tiers.remote.process.at_once import at_once
 from forebay.tiers.remote.store import ObjectStore, StoredObject, StoreFailure
 
-PACK_GETS_MAX: Final = 3  # that reading one pack takes
+PACK_GETS_MAX: Final = 3  # gets that reading one pack takes
 _CONTENTS_BYTES: Final = 64 << 10  # read at a pack's end: room for the tables of most
 
 
 class UnreadPack(NamedTuple):
-    """A pack of this host of which no more is known than what a store lists."""
+    """A pack of this host of which only the store's listing is known."""
 
     namespace: bytes
     sequence: int
@@ -42,12 +42,12 @@ class UnreadPack(NamedTuple):
 
 
 class FoundPack(msgspec.Struct, array_like=True, frozen=True):
-    """A pack of this host, as it was found."""
+    """A pack of this host, with its records."""
 
     namespace: bytes
     sequence: int
     size_bytes: int
-    entries: bytes  # as they are published; none if the pack's table cannot be believed
+    entries: bytes  # as published; empty if the pack's table is damaged
     tenant: bytes = DEFAULT_TENANT  # whose records they are
 
 
@@ -59,16 +59,16 @@ class Recovered(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PacksRead(msgspec.Struct, array_like=True, frozen=True):
-    """What became of some unread packs; those that are in no list could not be read now."""
+    """What became of some unread packs; any that are in no list could not be read now."""
 
     found: list[FoundPack]
     gone: list[int]  # sequences of packs that are not there
-    nobodys: list[int]  # and of those whose header is damaged: whose they are nobody knows
-    other_versions: list[int] = []  # and of those of another format version
+    nobodys: list[int]  # sequences of packs with a damaged header, whose tenant is not known
+    other_versions: list[int] = []  # sequences of packs of another format version
 
 
 def recover(store: ObjectStore, host: str) -> bytes | StoreFailure:
-    """All packs of this host, as `Recovered`, by listings and the host's own index."""
+    """All packs of this host, as `Recovered`, from listings and the host's own index."""
     listed = own_packs(store, host)
     if isinstance(listed, StoreFailure):
         return listed
@@ -90,7 +90,7 @@ def recover(store: ObjectStore, host: str) -> bytes | StoreFailure:
 def own_packs(
     store: ObjectStore, host: str
 ) -> list[tuple[bytes, int, StoredObject]] | StoreFailure:
-    """The packs of this host that a store lists: namespace, sequence, and what it says of each."""
+    """Packs of this host in the store: namespace, sequence, and the listing's entry for each."""
     found: list[tuple[bytes, int, StoredObject]] = []
     namespaces = store.listing(PACKS)
     if isinstance(namespaces, StoreFailure):
@@ -131,7 +131,7 @@ def _index(store: ObjectStore, host: str) -> dict[tuple[bytes, int], PublishedPa
 
 
 def _publication(store: ObjectStore, name: str, size_bytes: int) -> Publication | StoreFailure:
-    """What an object publishes; nothing if it is absent or damaged, but a failure if it failed."""
+    """What an object publishes; empty if it is absent or damaged, or why reading failed."""
     buffer = memory.allocate(size_bytes)[:size_bytes]
     count = store.get(name, 0, [buffer])
     if isinstance(count, StoreFailure):
@@ -141,7 +141,7 @@ def _publication(store: ObjectStore, name: str, size_bytes: int) -> Publication 
 
 
 def read(store: ObjectStore, host: str, packs: Sequence[UnreadPack]) -> bytes:
-    """Read what packs hold and whose they are, as `PacksRead`."""
+    """Read packs' records and tenants, as `PacksRead`."""
     told = PacksRead([], [], [])
     outcomes = at_once(lambda pack: _read(store, host, pack), packs)
     for pack, outcome in zip(packs, outcomes, strict=True):

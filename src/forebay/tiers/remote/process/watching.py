@@ -1,7 +1,7 @@
-"""How a child looks at other hosts: what they publish, and what they use most.
+"""How a child looks at other hosts: reads what they publish, and what they use most.
 
-A round asks for some hosts in each call, several at once: no call is long, however many hosts there
-are, and between two of them the child does what else is due. Only a whole round says anything.
+Each call of a round asks some hosts, several at the same time: so no call is long, however many
+hosts there are, and between two calls the child does other work. Only a complete round has results.
 """
 
 import secrets
@@ -24,12 +24,12 @@ from forebay.tiers.remote.index.used import (
 from forebay.tiers.remote.process.at_once import at_once
 from forebay.tiers.remote.store import ObjectStore, StoreFailure
 
-HOSTS_MAX: Final = 1024  # that are looked at; what the others have is not found
-KEPT_SPARE: Final = 4096  # entries that are kept beyond twice those that may be known
+HOSTS_MAX: Final = 1024  # hosts looked at; records of others are not found
+KEPT_SPARE: Final = 4096  # entries kept, beyond twice those that may be known
 
 
 class HostRound:
-    """Which hosts are still to be asked in this round."""
+    """The hosts that are still to be asked in this round."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class HostRound:
         self.is_over = True
 
     def begin(self) -> list[str] | StoreFailure:
-        """A new round; all its hosts."""
+        """Start a new round; returns all its hosts."""
         listed = self._store.listing(HOSTS)
         if isinstance(listed, StoreFailure):
             return listed
@@ -46,11 +46,11 @@ class HostRound:
         return self._left
 
     def keep(self, hosts: Sequence[str]) -> None:
-        """Ask these alone."""
+        """Ask only these hosts."""
         self._left = list(hosts)
 
     def take(self, limit: int) -> list[str]:
-        """The hosts that are asked now; after the last of them the round is over."""
+        """The hosts to ask now; the round is over after the last of them."""
         taken, self._left = self._left[:limit], self._left[limit:]
         self.is_over = not self._left
         return taken
@@ -59,9 +59,9 @@ class HostRound:
 class Refreshed(NamedTuple):
     """What other hosts have published."""
 
-    version: int  # of the snapshots; rises when one has changed
+    version: int  # version of the snapshots; rises when one has changed
     tails: bytes  # a table
-    snapshots: bytes | None  # likewise; None if whoever asked has this version
+    snapshots: bytes | None  # a table; None if the caller has this version
 
 
 class Watcher:
@@ -72,14 +72,14 @@ class Watcher:
         self._round = HostRound(store)
         self._snapshots: dict[str, Publication] = {}
         self._tails: dict[str, Publication] = {}
-        self._kept: dict[str, int] = {}  # entries of both, and deleted packs, by host
+        self._kept: dict[str, int] = {}  # by host: number of entries kept, and of deleted packs
         self._told: dict[str, Publication] = {}  # the snapshots of the last round
         self._version = secrets.randbelow(1 << 32)  # a later child's are others
 
     def refresh(self, known: int, limit: int = HOSTS_MAX) -> Refreshed | StoreFailure | None:
-        """Look at so many hosts at most; at the end of a round what all have, before it nothing.
+        """Look at up to `limit` hosts; at the end of a round returns what all have, before it None.
 
-        All of it is told where `known` is not the version of last time.
+        Everything is returned if `known` is not the last version.
         """
         if self._round.is_over:
             failure = self._begin()
@@ -110,7 +110,7 @@ class Watcher:
         return None
 
     def _look_at(self, hosts: Sequence[str]) -> None:
-        """Take over what hosts say now; what cannot be read leaves what they said before."""
+        """Read what hosts publish now; if that fails, what they published before stays."""
         found: dict[str, Publication] = {}
         for host, tail in zip(hosts, at_once(self._tail, hosts), strict=True):
             if tail is StoreFailure.ABSENT:
@@ -135,13 +135,13 @@ class Watcher:
         return count if isinstance(count, StoreFailure) else published.unpack(buffer[:count])
 
     def _is_new(self, host: str, tail: Publication) -> bool:
-        """Whether a tail continues a snapshot that is not here."""
+        """Whether a tail continues a snapshot that is not kept here."""
         snapshot = self._snapshots.get(host)
         is_here = snapshot is not None and snapshot.generation == tail.snapshot
         return bool(tail.snapshot) and not is_here
 
     def _has_room(self, host: str, tail: Publication) -> bool:
-        """Whether what a host publishes can be kept beside what others do; if so, it counts."""
+        """Whether there is room to keep what a host publishes; if so, it is counted."""
         wanted = _entries(tail) + len(tail.deleted)
         wanted += tail.snapshot_bytes // ENTRY_BYTES if tail.snapshot else 0
         others = sum(self._kept.values()) - self._kept.get(host, 0)
@@ -174,16 +174,16 @@ def _entries(publication: Publication) -> int:
 def _packs(
     publications: dict[str, Publication], entries_max: int
 ) -> Iterator[tuple[str, Sequence[PublishedPack]]]:
-    """The packs of as many hosts as may be known."""
+    """The packs of as many hosts as fit the limit of entries."""
     for host, publication in publications.items():
         entries = _entries(publication)
-        if entries <= entries_max:  # one of too many does not take the place of others
+        if entries <= entries_max:  # a host with too many takes no room from others
             entries_max -= entries
             yield host, publication.packs
 
 
 class UsedByHosts:
-    """Finds out what hosts use most, this one too. One thread."""
+    """Finds out what all hosts, including this one, use most. One thread."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store, self._round = store, HostRound(store)
@@ -191,7 +191,7 @@ class UsedByHosts:
         self._is_heard = self._is_absent = True
 
     def look(self, limit: int = HOSTS_MAX) -> bytes | StoreFailure | None:
-        """Ask so many hosts at most; at the end of a round an object of `UsedRecord`s."""
+        """Ask up to `limit` hosts; at the end of a round returns an object of `UsedRecord`s."""
         if self._round.is_over:
             names = self._round.begin()
             if isinstance(names, StoreFailure):

@@ -1,10 +1,10 @@
 """A shared directory as a store: NFS, Lustre, JuiceFS and other mounts of one file system.
 
 An object is a file. It is written under a name of this host's own in `.new/` and then renamed, so
-others see all of it or nothing; no lock is taken, since locks across hosts are what such file
-systems do worst. The directory itself is never created: where a mount is missing, what lies beneath
-it must not be filled. Nothing is followed through a symbolic link, and a directory that everybody
-may write to is refused.
+that others see all of it or nothing. No lock is taken, since locks across hosts are what such file
+systems do worst. The directory itself is never created: if a mount is missing, the file system
+below it must not be filled. Symbolic links are never followed, and a directory that everybody may
+write to is refused.
 """
 
 import errno
@@ -19,7 +19,7 @@ from forebay.sys.disk import Disk, FileStatus
 from forebay.sys.transfer import read_whole, write_whole
 from forebay.tiers.remote.store import LISTED_MAX, ObjectStore, StoredObject, StoreFailure, is_name
 
-_NEW: Final = ".new"  # where files are written; what begins with a dot is never listed
+_NEW: Final = ".new"  # where files are written; names that begin with a dot are never listed
 _BUFFERS_MAX: Final = 512  # of one system call
 _TRIES: Final = 3  # a directory may be removed by another host between two calls
 _FAILURES: Final = {
@@ -65,7 +65,7 @@ class DirectoryStore(ObjectStore):
         return None if failed is StoreFailure.ABSENT and self._is_there() else failed
 
     def _is_there(self) -> bool:
-        """Whether what was absent is absent from the directory, and not with it."""
+        """Whether the directory itself exists, so that only the object is absent."""
         return self._attempt(lambda: self._list("")) is not StoreFailure.ABSENT
 
     def _put(self, name: str, buffers: Sequence[memoryview]) -> None:
@@ -99,7 +99,7 @@ class DirectoryStore(ObjectStore):
             offset += sum(map(len, some))
 
     def _remove_remains(self, fresh: int) -> None:
-        """Once a process: what this host's last one left unfinished counts for nobody."""
+        """Once per process: remove the unfinished files of this host's last one."""
         with self._lock:
             was_clean, self._is_clean = self._is_clean, True
         if not was_clean:
@@ -135,7 +135,7 @@ class DirectoryStore(ObjectStore):
 
     @contextmanager
     def _opened(self, directory: str, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of a directory below ours, made on the way if need be."""
+        """A descriptor of a directory below ours, created on the way if wanted."""
         with ExitStack() as close:
             descriptor = self._disk.open_directory(self._path)
             close.callback(self._disk.close, descriptor)

@@ -1,8 +1,8 @@
-"""GET over HTTP/1.1 into given buffers, never more than they hold, whatever the server says.
+"""HTTP/1.1 GET into given buffers, never more than they hold, whatever the server says.
 
-One deadline holds for all of a call, however slowly bytes drip in (a handshake of TLS counts each
-of its waits anew). Nothing is tried again, no redirect is followed, no proxy is asked. Connections
-are kept for the next call if a reply ended where it said it would, and nothing came behind it.
+One deadline holds for the whole call, however slowly bytes arrive (in a TLS handshake each wait
+counts anew). Nothing is retried, no redirect followed, no proxy used. A connection is kept for the
+next call if the reply ended where it said, with nothing after it.
 """
 
 import io
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _IDLE_MAX: Final = 16  # connections that are kept
-_BUFFER_BYTES: Final = 64 << 10  # read at once where less is wanted
+_BUFFER_BYTES: Final = 64 << 10  # read at once if less is wanted
 _TEXT_BYTES_MAX: Final = 4096  # of a reply that is an error
 _RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _OK, _PARTIAL = 200, 206
 
 
 class HttpReply(NamedTuple):
-    """What a server said."""
+    """A server's reply."""
 
     status: int
     filled: int = 0  # bytes of the buffers
@@ -43,7 +43,7 @@ class _Connection:
     def __init__(self, connected: socket.socket, place: tuple[str, str], clock: Clock) -> None:
         self.socket, self.place, self._clock = connected, place, clock
         self.deadline = 0.0
-        self.has_more = False  # whether something came behind a reply
+        self.has_more = False  # something came after a reply
 
     def limit(self) -> None:
         """Let the next system call end at the deadline."""
@@ -59,7 +59,7 @@ class _Connection:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the server has neither closed it nor said anything unasked."""
+        """Whether the server has neither closed it nor sent anything unasked."""
         pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
         return not (self.has_more or pending) and not is_readable(self.socket.fileno())
 
@@ -109,9 +109,9 @@ class HttpReader:
     def read(
         self, url: str, at: int, buffers: Sequence[memoryview], wait_s: float
     ) -> HttpReply | None:
-        """Fill the buffers from a byte on; None if there was no reply that can be believed.
+        """Fill the buffers from byte `at` on; None if there was no valid reply.
 
-        A count below what the buffers hold means that the object ends there.
+        Fewer bytes than the buffers hold mean that the object ends there.
         """
         parts, deadline = urlsplit(url), self._clock.monotonic() + wait_s
         try:
@@ -187,7 +187,7 @@ def _ask(connection: _Connection, parts: SplitResult, at: int, wanted: int) -> H
 
 
 def _take(response: HTTPResponse, at: int, buffers: Sequence[memoryview]) -> HttpReply | None:
-    """What a reply holds; None if its body is not what its head says."""
+    """The content of a reply; None if its body does not match its head."""
     wanted = sum(map(len, buffers))
     if response.status not in (_OK, _PARTIAL):
         text = response.read(_TEXT_BYTES_MAX)
@@ -201,7 +201,7 @@ def _take(response: HTTPResponse, at: int, buffers: Sequence[memoryview]) -> Htt
 
 
 def _bytes_from(response: HTTPResponse, at: int) -> int | None:
-    """How many bytes the object has from `at` on; 0 if that is not said, None if it is another."""
+    """How many bytes the object has from `at` on; 0 if not told, None if that is impossible."""
     if response.status == _PARTIAL:
         said = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if said is None or int(said[1]) != at:

@@ -1,4 +1,4 @@
-"""Which store a URL means, and whether what it needs is installed."""
+"""Opens the store of a URL, and checks that the package it needs is installed."""
 
 from importlib.util import find_spec
 from typing import Final
@@ -17,7 +17,7 @@ _PACKAGES: Final = {
 
 
 def open_store(url: str, host: str) -> ObjectStore:
-    """The store of a URL; nothing is touched before its first call."""
+    """The store of a URL; nothing is accessed before its first call."""
     wanted = parse_url(url)
     if wanted.scheme == "s3":  # pragma: no cover - run by make test-stores
         # Only a process that calls such a store needs its package.
@@ -34,7 +34,7 @@ def open_store(url: str, host: str) -> ObjectStore:
 
 
 def require_package(url: RemoteUrl) -> None:
-    """A StartupError where the package is missing that calls such a store; imports nothing."""
+    """A StartupError if the package for such a store is missing; imports nothing."""
     module, package = _PACKAGES.get(url.scheme, ("", ""))
     if module and find_spec(module) is None:
         raise StartupError(

@@ -1,10 +1,10 @@
-"""An object store that speaks S3: AWS, MinIO, SeaweedFS, Ceph and others, through obstore.
+"""A store on S3 (AWS, MinIO, SeaweedFS, Ceph and others), through obstore.
 
-obstore puts, lists, deletes and signs. Bytes are read by `http.py` from signed URLs, since obstore
-reads into memory of its own, as much of it as a server claims to have. Nothing is tried again.
-Payloads are signed where they go over plain HTTP, and protected by TLS elsewhere. What a server
-answers with 403 makes the next call look for credentials anew. That an object is absent is believed
-only of a server that says so in S3's words: what answers for it (a proxy) may know nothing.
+obstore puts, lists, deletes and signs. `http.py` reads bytes from signed URLs, since obstore reads
+into memory of its own, as much as a server claims to have. Nothing is retried. Payloads are signed
+over plain HTTP, and protected by TLS otherwise. After a server's 403 the next call looks for
+credentials anew. An object counts as absent only if the server says so in S3's words: what answers
+in its place (a proxy) may know nothing.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class S3Store(ObjectStore):
         return self._noted(outcome)
 
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
-        """See ObjectStore. Where it has more than fits, what is behind that is not seen."""
+        """See ObjectStore. If there is more than fits, the rest is not seen."""
         wait_s = self._url.timeout_s * _LIST_FACTOR
 
         async def listed() -> dict[str, Any]:
@@ -105,7 +105,7 @@ class S3Store(ObjectStore):
         return done if isinstance(done, StoreFailure) else None
 
     def close(self) -> None:
-        """Give the connections back that wait for a next call."""
+        """Close the idle connections."""
         self._reader.close()
 
     def _attempt(self, call: Callable[[], _Result]) -> _Result | StoreFailure:
@@ -116,7 +116,7 @@ class S3Store(ObjectStore):
             return self._noted(_failure(error))
 
     def _noted(self, outcome: _Result) -> _Result:
-        """After a refusal, let the next call begin with credentials as they are then."""
+        """After a refusal, let the next call read the credentials again."""
         if outcome is StoreFailure.DENIED:
             with self._lock:
                 self._clients = {}

@@ -1,1 +1,1 @@
-"""Mooncake Store, which has no listing: what a store must have beyond it is kept in objects."""
+"""Mooncake Store, which cannot list objects: the lists that a store needs are objects, too."""

@@ -2,9 +2,9 @@
 
 This process lends no memory to the store: what it put would be gone when it is killed. A transfer
 that Mooncake has given up may go on for a while, so a buffer whose transfer failed is never used
-again; of too many such buffers the process ends, and another one is started. Over TCP more
-transfers at once only cost more, so there is one in each direction. Mooncake has no deadlines:
-whoever calls must be one that can be killed. Nothing is tried again.
+again; after too many of these the process ends, and another one is started. Over TCP, parallel
+transfers only cost more, so there is one in each direction. Mooncake has no deadlines: the caller
+must be a process that can be killed. Nothing is retried.
 """
 
 import ctypes
@@ -85,7 +85,7 @@ class MooncakeClient:
         self._retired: list[memoryview] = []
 
     def put(self, key: str, buffers: Sequence[memoryview], *, pinned: bool) -> StoreFailure | None:
-        """Keep the buffers as one value; what is pinned is not evicted. None may be empty."""
+        """Store the buffers as one value; a `pinned` value is not evicted. None may be empty."""
         size = sum(map(len, buffers))
         config = ReplicateConfig()
         config.replica_num, config.with_hard_pin = self._access.replicas, pinned
@@ -102,7 +102,7 @@ class MooncakeClient:
         return StoreFailure.FAILED if failure is StoreFailure.ABSENT else failure
 
     def get(self, key: str, at: int, buffers: Sequence[memoryview]) -> int | StoreFailure:
-        """Fill the buffers with a value's bytes from `at` on; fewer where it ends before."""
+        """Fill the buffers from `at` on; returns the bytes read, fewer if the value ends before."""
         size = self.size(key)
         if isinstance(size, StoreFailure):
             return size
@@ -131,7 +131,7 @@ class MooncakeClient:
         return found if found >= 0 else _failure(found)
 
     def exist(self, keys: Sequence[str]) -> list[bool] | StoreFailure:
-        """Which keys the master knows; the process that has a value may be gone for seconds."""
+        """Which keys the master knows; a value's process may have been gone for seconds."""
         client = self._connected()
         if client is None:
             return StoreFailure.FAILED
@@ -141,7 +141,7 @@ class MooncakeClient:
         return StoreFailure.FAILED if min(found, default=0) < 0 else [each == 1 for each in found]
 
     def remove(self, key: str) -> StoreFailure | None:
-        """Let a value go, whoever reads it; one that is not there is gone already."""
+        """Delete a value even while it is being read; success if there is none."""
         client = self._connected()
         code = _FAILED if client is None else client.remove(key, True)
         return None if code in (0, _ABSENT) else _failure(code)
@@ -154,7 +154,7 @@ class MooncakeClient:
             client.close()
 
     def _connected(self) -> _Mooncake | None:
-        """The client; None if the master cannot be reached. It connects again by itself."""
+        """The client; None if the master cannot be reached. The client reconnects by itself."""
         with self._lock:
             if self._client is None:
                 address = self._own_address()
@@ -169,7 +169,7 @@ class MooncakeClient:
         return client if code == 0 else None
 
     def _own_address(self) -> str:
-        """The address of this host; nothing if the master does not answer."""
+        """The address of this host; "" if the master does not answer."""
         try:
             connection = socket.create_connection(self._access.master, _CONNECT_S)
         except OSError:
@@ -180,9 +180,9 @@ class MooncakeClient:
     def _move(
         self, buffer: _TransferBuffer, size: int, transfer: Callable[[_Mooncake, memoryview], int]
     ) -> int:
-        """One transfer through a registered buffer; its code.
+        """One transfer through a registered buffer; returns its code.
 
-        Unless none was begun, the buffer of one that failed is used no more.
+        After a failure the buffer is not used again, unless no transfer began.
         """
         client = self._connected()
         with buffer.lock:
@@ -199,7 +199,7 @@ class MooncakeClient:
 
 
 def _buffer(client: _Mooncake, buffer: _TransferBuffer, size: int) -> memoryview | None:
-    """Its memory, made larger where that is needed; None if it cannot be had."""
+    """A buffer's memory, enlarged if necessary; None if that fails."""
     if len(buffer.view) < size:
         if len(buffer.view):
             client.unregister_buffer(_address(buffer.view))

@@ -1,8 +1,8 @@
 """The servers behind one URL: a single one, or the primaries of a cluster, found by its slots.
 
-Nothing is tried again. Where a cluster says that a key is elsewhere, it is asked there, once; where
-a server of it cannot be reached, or says so, the next call asks anew who has which slots. A server
-that is not part of a cluster says so itself. Several threads may call at once.
+Nothing is retried. If a cluster says that a key is elsewhere, it is asked there, once; if one of
+its servers cannot be reached, or says so, the next call asks again who has which slots. A server
+that is not part of a cluster says so itself. Several threads may call at the same time.
 """
 
 import binascii
@@ -82,7 +82,7 @@ class Servers:
         return self._clock.monotonic() + wait_s
 
     def ask(self, key: str, deadline: float, talk: Callable[[Keyed], Reply]) -> Reply:
-        """Talk to whoever has a key, and where it has moved to who has it now."""
+        """Talk to the server of a key or, if the key has moved, to its new server."""
         slots = self._known_slots(deadline)
         server = slots[binascii.crc_hqx(key.encode(), 0) % len(slots)]
         with self.connected(server, deadline) as connection:
@@ -103,7 +103,7 @@ class Servers:
 
     @contextmanager
     def connected(self, server: Server, deadline: float) -> Iterator[RespConnection]:
-        """A connection to a server, kept for later calls if the block ends well."""
+        """A connection to a server, kept for later calls if the block ends without an error."""
         with ExitStack() as undo:
             undo.callback(self._forget_slots)
             connection = self._kept(server) or self._connect(server, deadline)
@@ -114,14 +114,14 @@ class Servers:
         self._keep(server, connection)
 
     def close(self) -> None:
-        """Give the connections back that wait for a next call."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, {}
         for connection in (each for some in idle.values() for each in some):
             connection.close()
 
     def _known_slots(self, deadline: float) -> list[Server]:
-        """Who has which slot; of a server that is no cluster, one slot."""
+        """The server of each slot; a server without a cluster has a single slot."""
         with self._lock:
             slots, seeds = self._slots, [self._seed, *self._seeds]
         if slots is None:
@@ -194,7 +194,7 @@ class Servers:
             raise RefusedError(ServerError("NOAUTH"))
 
     def _password(self) -> str:
-        """Read anew for each connection, so that it can be changed while pools run."""
+        """The password, read anew for each connection, so that it can be changed meanwhile."""
         file = self._url.option("password_file")
         if not file:
             return next(filter(None, map(os.environ.get, _PASSWORDS)), "")
@@ -205,7 +205,7 @@ class Servers:
             raise RefusedError(ServerError("NOAUTH")) from None
 
     def _context(self) -> ssl.SSLContext:
-        """Likewise with certificates."""
+        """The TLS context, with certificates that are read anew, too."""
         authorities = self._url.option("ca") or os.environ.get("SSL_CERT_FILE")
         context = ssl.create_default_context(cafile=authorities or None)
         if self._url.option("cert"):

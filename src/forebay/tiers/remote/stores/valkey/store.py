@@ -1,9 +1,9 @@
-"""Valkey or Redis as a store: one key an object, in memory that the server may take back.
+"""Valkey or Redis as a store: one key per object, in memory that the server may evict.
 
-A value begins with the object's size and with the time at which it was put, by the server's clock:
-servers keep neither. A key that the server has evicted is absent, as if it had been deleted. Packs
-expire, so that a server that evicts only what expires (`volatile-lru`) keeps the index, and so that
-nothing is left of hosts that are all gone. Nothing is tried again.
+A value begins with the object's size and the server's time at which it was put, since servers keep
+neither. An evicted key is absent, as if it had been deleted. Packs expire, so that a server that
+evicts only what expires (`volatile-lru`) keeps the index, and so that nothing is left of hosts that
+are all gone. Nothing is retried.
 """
 
 import itertools
@@ -89,7 +89,7 @@ class ValkeyStore(ObjectStore):
         return found if isinstance(found, int) else _failure(found)
 
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
-        """See ObjectStore. Where it has more than fits, what is behind that is not seen."""
+        """See ObjectStore. If there is more than fits, the rest is not seen."""
         deadline = self._servers.until(self._timeout_s * _LIST_FACTOR)
         above = self._key(prefix.strip("/") + "/" if prefix.strip("/") else "")
 
@@ -110,7 +110,7 @@ class ValkeyStore(ObjectStore):
         return None if isinstance(done, int) else _failure(done)
 
     def close(self) -> None:
-        """Give the connections back that wait for a next call."""
+        """Close the idle connections."""
         self._servers.close()
 
     def _key(self, name: str) -> str:
@@ -143,7 +143,7 @@ def _us(time: Reply) -> int:
 
 
 def _nothing(exists: Reply) -> Reply:
-    """What it means that no bytes came: the object ends before, or there is none."""
+    """What it means if no bytes came: the object ends before, or there is none."""
     match exists:
         case 1:
             return 0
@@ -155,7 +155,7 @@ def _nothing(exists: Reply) -> Reply:
 
 
 def _behind(head: memoryview, count: int, asked: int) -> int | None:
-    """How many bytes of an object came behind its head; None if there is no object."""
+    """How many bytes of an object came after its head; None if there is no object."""
     if not count:
         return None
     magic, size, _ = _HEAD.unpack(head)
@@ -187,7 +187,7 @@ def _listed(connection: RespConnection, above: str) -> Iterator[StoredObject]:
 
 
 def _scanned(connection: RespConnection, above: str) -> set[str]:
-    """The names right below a prefix; with a slash behind it, more is below."""
+    """The names right below a prefix; one with a slash at its end has more below it."""
     found: set[str] = set()
     cursor = b"0"
     for _ in range(_SCANS_MAX):
