@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 ROOT: Final = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.mutant_tests import Python, Tests, Unclear  # noqa: E402
+from tools.mutant_tests import REAL, Python, Tests, Unclear  # noqa: E402
 from tools.mutations import Verification, bad_marks, neutralised, verifications  # noqa: E402
 from tools.tests_that_ran import DIRECTORY, TestsThatRan  # noqa: E402
 
@@ -43,6 +43,7 @@ TESTS: Final = {  # by layer, the quickest to notice first; other packages have 
     "sys": ["tests/sys", "tests/cli/test_confinement.py"],
 }
 NUMPY: Final = ("codec", "copies", "digests", "vllm")  # of engines/: their tests need numpy
+NOT_TRACED: Final = tuple(f"tests/{place}/" for place in REAL)  # pytest runs what is named
 FIRST: Final = 8  # of those tests: mostly enough, and read from a few files
 SEEN_MAX: Final = 200  # tests that ran a line and are tried before all of its directories
 BAD_MAX: Final = 5  # of one mutant: tests that were flaky, or took too long
@@ -239,6 +240,7 @@ def trace(kept: Kept, tests: Tests, tree: Path, found: Verification, python: Pyt
         under = ROOT / where
         paths = [under] if under.is_file() else sorted(under.rglob("test_*.py"))
         names = [str(path.relative_to(ROOT)) for path in paths]
+        names = [name for name in names if not name.startswith(NOT_TRACED)]
         if files := [name for name in names if not kept.is_known(name)]:
             began = time.monotonic()
             with tempfile.TemporaryDirectory() as place:
