@@ -32,9 +32,7 @@ from forebay.sys.memory import PAGE_BYTES, padded
 SHORT_KEY_BYTES: Final = 16  # of a key, in messages and in the index; the record has all 32
 FIRST_RECORD: Final = PAGE_BYTES
 REGION_BYTES_MAX: Final = 256 << 20  # a larger file is no region
-GENERATION_MAX: Final = (
-    1 << 48
-) - 1  # out of reach: 8,900 regions a second for 1000 years
+GENERATION_MAX: Final = (1 << 48) - 1  # out of reach: 8,900 regions a second for 1000 years
 _MAGIC_HEADER: Final = b"FOREBAYG"
 _MAGIC_FOOTER: Final = b"FOREBAYT"
 _HEADER: Final = struct.Struct("<8sHHIQQ16s")  # magic, version, 0, 0, generation, size, tenant
