@@ -1,6 +1,6 @@
 """From a model's `config.json` to its shape.
 
-Only architectures whose cache is known are read, since a wrong guess could cause a wrong purchase. A
+Only architectures whose cache is known are read: a wrong guess could cause a wrong purchase. A
 missing field is an error that names it, unless the architecture's own default is a fixed number
 (these are in the tables below, as in the model's configuration class in Transformers).
 """
