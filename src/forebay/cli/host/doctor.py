@@ -140,7 +140,7 @@ def _vllm_flags(parsed: argparse.Namespace) -> VllmFlags | None:
 
 
 def _served_flags(parsed: argparse.Namespace, words: Sequence[str]) -> VllmFlags:
-    """vLLM's flags in a `forebay serve` command; its own go to `parsed` unless given there."""
+    """The flags of vLLM in a `forebay serve` command; its own go to `parsed` unless given there."""
     if not words or words[0] != "serve":
         raise SettingsError("After -- give the command of an engine: forebay serve or vllm serve.")
     parser = flags.Parser(prog="forebay")
