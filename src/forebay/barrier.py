@@ -1,9 +1,9 @@
 """The pool's barrier: an unforeseen exception ends one piece of work, not the pool.
 
-Every message, every job and every timer of a pool runs behind it. What it catches is a bug, so it
-is counted (`faults.caught` in the statistics) and logged with the places it went through; the
-exception's own words are left out, since they may quote what a user sent. The tests take every such
-log line for a failure: nothing that this hides stays hidden.
+Every message, job and timer of a pool runs behind it. What it catches is a bug, so it is counted
+(`faults.caught` in the statistics) and logged with its stack; the exception's message is left out,
+since it may quote what a user sent. The tests treat every such log line as a failure, so no bug
+stays hidden.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 FAULT: Final = "a bug was caught while the pool was busy with"  # begins every line logged here
 _INTERVAL_S: Final = 60.0  # between two lines of one kind
-_KINDS_MAX: Final = 256  # remembered; then all are logged afresh
+_KINDS_MAX: Final = 256  # kinds remembered; then all are forgotten, and logged again
 _FAILED: Final = object()
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")

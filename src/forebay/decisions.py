@@ -1,8 +1,8 @@
 """What became of a request with respect to the pool: one enum, and one table of words for it.
 
 The engine decides (`engines/scheduling`), the pool adds what only it knows (`REFINED_BY_POOL`),
-`forebay why` and docs/why.md explain, and metrics have the values as labels. No value says anything
-of a request's content.
+`forebay why` and docs/why.md explain, and metrics have the values as labels. No value reveals
+anything about a request's content.
 """
 
 from enum import StrEnum
@@ -43,14 +43,14 @@ class Decision(StrEnum):
 
 
 class Words(NamedTuple):
-    """A decision for people."""
+    """A decision in words for people."""
 
-    what: str  # happened, in one sentence
+    what: str  # what happened, in one sentence
     advice: str = ""  # what to do about it, in one sentence; empty: nothing
 
 
-# What an engine says when all it knows is that nothing, or too little, came from the pool. The pool
-# puts its own reason in the place of these, where it has one.
+# What an engine tells if it only knows that nothing, or too little, came from the pool. If the pool
+# has a reason of its own, that replaces these.
 REFINED_BY_POOL: Final = frozenset(
     {
         Decision.UNKNOWN,
@@ -171,5 +171,5 @@ WORDS: Final[dict[Decision, Words]] = {
 
 
 def decision_of(label: str) -> Decision | None:
-    """The decision of a label that came from elsewhere; None: of none that we know."""
+    """The decision with this label; None if it is unknown."""
     return Decision._value2member_map_.get(label)  # type: ignore[return-value]

@@ -1,6 +1,6 @@
 """Files that people name on the command line: regular ones only, and read up to a size.
 
-A device or a pipe could give bytes without end, or none for ever. Whatever is wrong with a file, or
+A device or a pipe could give bytes without end, or never any. Whatever is wrong with a file, or
 with its name, is a SettingsError.
 """
 
@@ -12,7 +12,7 @@ from forebay.errors import SettingsError
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """The file at this path, to be read; opening it never blocks."""
+    """Open the file at this path for reading; never blocks."""
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise SettingsError(f"'{path}' is not a regular file; name one.")
@@ -24,13 +24,13 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_regular(path: str | Path, bytes_max: int) -> bytes:
-    """All of a file that has at most so many bytes."""
+    """The whole content of a file, which may have `bytes_max` bytes at most."""
     with open_regular(path) as file:
         return read_opened(file, bytes_max)
 
 
 def read_opened(file: BinaryIO, bytes_max: int) -> bytes:
-    """All of a file that is open and has at most so many bytes."""
+    """The whole content of an open file, which may have `bytes_max` bytes at most."""
     try:
         content = file.read(bytes_max + 1)
     except OSError as error:

@@ -29,7 +29,7 @@ _COUNT: Final = re.compile(r"(-?)(\d{1,15}(?:\.\d{1,6})?)([a-z]{0,2})", re.ASCII
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a size such as `256MiB`; a SettingsError names what is wrong with it."""
+    """The bytes of a size such as `256MiB`; a SettingsError tells what is wrong with it."""
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise SettingsError(f"'{text[:40]}' is not a size; write one as 512MiB, 64GiB or 1TB.")
@@ -41,7 +41,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A whole number such as `32768`, `32k` or `32Ki`; a SettingsError if it is none."""
+    """A whole number such as `32768`, `32k` or `32Ki`; else a SettingsError."""
     match = _COUNT.fullmatch(text.strip().lower())
     if match is None or match[3] not in _COUNT_UNITS:
         raise SettingsError(
@@ -59,7 +59,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """A number such as `6700.5`, `1e4` or `38k`; a ValueError if it is none."""
+    """A number such as `6700.5`, `1e4` or `38k`; else a ValueError."""
     match = _COUNT.fullmatch(text.strip().lower())
     if match is None or match[3] not in _COUNT_UNITS:
         return float(text)
@@ -67,7 +67,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_size(size_bytes: float, digits: int = 1) -> str:
-    """A size for people, in binary units with so many decimals or none: `1.5 GiB`, `1 GiB`."""
+    """A size for people, in binary units, with decimals if they are not all 0: `1.5 GiB`."""
     amount, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(amount) < 1024:

@@ -1,8 +1,8 @@
 """Settings: one frozen dataclass, read from flags, variables and a file, in this order of strength.
 
-Each source is a plain mapping from names to values, with a way to spell a name for the person who
-wrote it there; an engine's extra configuration is one more such source. A name that nobody knows is
-an error, a value is taken as written or refused, and a stronger source replaces a value whole.
+Each source is a mapping from names to values, with a function that spells a name as it is written
+in that source, for errors; an engine's extra configuration is one more such source. An unknown name
+is an error, a value is used as written or refused, and a stronger source replaces a whole value.
 `docs/settings.md` is generated from the fields below.
 """
 
@@ -25,13 +25,13 @@ from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 
 VARIABLE_PREFIX: Final = "FOREBAY_"
 FILE_BYTES_MAX: Final = 1 << 20  # of a file with settings
-ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
-REQUESTS_SHOWN: Final = ("operators", "all", "none")  # to whom, over HTTP
-TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
+ABSENT: Final = ("start", "fail", "serve")  # what an engine may do if no pool answers
+REQUESTS_SHOWN: Final = ("operators", "all", "none")  # who may see them over HTTP
+TRACE_BYTES: Final = 1 << 30  # default size at which a trace ends
 DRAM_BYTES_MIN: Final = 4 << 20
 DISK_BYTES_MIN: Final = 64 << 20
-NEAR: Final = 0.75  # how alike two names are, of 1, for one to be a slip of the other
-_NODE: Final = re.compile(r"[0-9]|[1-9][0-9]{1,2}")  # of a memory node
+NEAR: Final = 0.75  # similarity, up to 1, from which a name counts as a misspelt other one
+_NODE: Final = re.compile(r"[0-9]|[1-9][0-9]{1,2}")  # the number of a memory node
 _PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
@@ -43,12 +43,12 @@ class PrefetchMode(StrEnum):
     """Which dialogs are read back from drives before they are asked for."""
 
     OFF = "off"
-    HINTS = "hints"  # those of which a caller said when they return
-    ON = "on"  # all of which it is known how their answers ended
+    HINTS = "hints"  # those for which a caller told when they return
+    ON = "on"  # all those for which it is known how their answers ended
 
 
 class DiskSetting(NamedTuple):
-    """One directory that the pool may fill, and how far."""
+    """One directory that the pool may fill, and its cap."""
 
     path: str
     cap_bytes: int
@@ -58,7 +58,7 @@ class DiskSetting(NamedTuple):
 
 
 class SettingsSource(NamedTuple):
-    """Where some settings come from."""
+    """A source of settings."""
 
     values: Mapping[str, object]
     spell: Callable[[str], str]  # a setting's name as it is written there, for error sentences
@@ -77,7 +77,7 @@ def _size(value: object) -> int:
 
 
 def parse_dram(value: object) -> int:
-    """Bytes of host memory; a SettingsError if too few to hold chunks."""
+    """The bytes of host memory; a SettingsError if these are too few to hold chunks."""
     if (size_bytes := _size(value)) < DRAM_BYTES_MIN:
         raise SettingsError(
             f"{_quoted(value)} is too small; write {_size_plain(DRAM_BYTES_MIN)} or more."
@@ -142,7 +142,7 @@ def _prefetched(value: object) -> str:
 
 
 class NumaSetting(NamedTuple):
-    """Where DRAM is to lie: on nodes, near GPUs, or, of both none, near all GPUs of the machine."""
+    """Where DRAM should lie: on these nodes, near these GPUs, or, without either, near all GPUs."""
 
     is_on: bool = True
     nodes: tuple[int, ...] = ()
@@ -150,7 +150,7 @@ class NumaSetting(NamedTuple):
 
 
 def parse_numa(text: str) -> NumaSetting:
-    """`auto`, `off`, or a list of nodes, or of GPUs by PCI address."""
+    """Parse `auto`, `off`, or a list of nodes, or of GPUs by PCI address."""
     words = [word.strip().lower() for word in text.split(",")]
     if words in (["auto"], ["off"]):
         return NumaSetting(is_on=words == ["auto"])
@@ -209,7 +209,7 @@ def _remotes(value: object) -> tuple[RemoteUrl, ...]:
 
 
 def parse_disk(text: str) -> DiskSetting:
-    """`DIR:SIZE`; a directory's name may hold colons, the last one parts it from the size."""
+    """Parse `DIR:SIZE`; the directory may contain colons, since the last one separates the size."""
     path, colon, size = text.strip().rpartition(":")
     if not colon or not path:
         raise SettingsError(
@@ -224,7 +224,7 @@ def parse_disk(text: str) -> DiskSetting:
 
 
 def parse_trace(text: str) -> tuple[str, int]:
-    """`FILE` or `FILE:SIZE` as a path and the bytes at which the file ends."""
+    """Parse `FILE` or `FILE:SIZE` into a path and the size at which the trace ends."""
     path, _, size = text.rpartition(":")
     try:
         return (path, parse_size(size)) if path else (text, TRACE_BYTES)
@@ -240,7 +240,7 @@ def _trace(value: object) -> str:
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """`ADDRESS:PORT`, an IPv6 address in brackets, or `none`."""
+    """Parse `ADDRESS:PORT`, with an IPv6 address in brackets; None for `none` or an empty text."""
     if text.strip().lower() in {"", "none"}:
         return None
     host, colon, port = text.strip().rpartition(":")
@@ -283,20 +283,20 @@ def _plain(value: object) -> str:
 
 
 def _size_plain(value: object) -> str:
-    """A default size in the largest unit that says it exactly."""
+    """A default size in the largest unit that is exact."""
     assert isinstance(value, int)
     power = next(power for power in (4, 3, 2, 1, 0) if value % 1024**power == 0)
     return f"{value >> 10 * power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if value else "0"
 
 
 def _setting(default: object, parse: Callable[[object], object], doc: str) -> Any:  # noqa: ANN401
-    """A field with its default, its parser and its sentence."""
+    """A field with its default, its parser and its description."""
     return field(default=default, metadata={_DOC: doc, _PARSE: parse})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that can be set; every field has its sentence, its parser and its default."""
+    """All settings; every field has a description, a parser and a default."""
 
     dram: int = _setting(
         4 << 30,
@@ -471,7 +471,7 @@ NAMES: Final = tuple(each.name for each in fields(Settings))
 
 
 class SettingDoc(NamedTuple):
-    """A setting for people."""
+    """A setting as the docs describe it."""
 
     name: str
     doc: str
@@ -479,7 +479,7 @@ class SettingDoc(NamedTuple):
 
 
 def documentation() -> list[SettingDoc]:
-    """Every setting with its sentence and its default, in order."""
+    """Every setting with its description and its default, in order."""
     return [
         SettingDoc(each.name, each.metadata[_DOC], show(each.default))
         for each in fields(Settings)
@@ -488,7 +488,7 @@ def documentation() -> list[SettingDoc]:
 
 
 def build(sources: Sequence[SettingsSource]) -> Settings:
-    """Settings from sources, the strongest first; every value in every source is checked."""
+    """The settings from these sources, strongest first; every value in every source is checked."""
     parsers = {each.name: each.metadata[_PARSE] for each in fields(Settings)}
     chosen: dict[str, object] = {}
     for source in sources:
@@ -504,7 +504,7 @@ def build(sources: Sequence[SettingsSource]) -> Settings:
 
 
 def from_flags(values: Mapping[str, object]) -> SettingsSource:
-    """Flags of a command; those that were not given are None."""
+    """The flags of a command; those that were not given are None."""
     given = {name: value for name, value in values.items() if value is not None}
     return SettingsSource(given, lambda name: "--" + name.replace("_", "-"))
 
@@ -520,7 +520,7 @@ def from_environment(environment: Mapping[str, str]) -> SettingsSource:
 
 
 def from_file(path: str) -> SettingsSource:
-    """A TOML file with one key a setting."""
+    """The settings in a TOML file, one key per setting."""
     content = read_regular(path, FILE_BYTES_MAX)
     try:
         values = tomllib.loads(content.decode())

@@ -20,10 +20,10 @@ from forebay.quantity import parse_size
 TENANTS_MAX: Final = 64  # of one pool: each is a label of metrics
 SALTS_MAX: Final = 1024  # of one tenant
 WEIGHT_MAX: Final = 1000
-OTHER_NAME: Final = "other"  # in figures: of no tenant that has a name now
+OTHER_NAME: Final = "other"  # in figures: all that belongs to no tenant named now
 _NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,63}")
 _SALT: Final = re.compile(r"[0-9a-fA-F]{32}")
-MEDIA: Final = ("dram", "disk", "remote")  # of which tenants have quotas
+MEDIA: Final = ("dram", "disk", "remote")  # for which tenants have quotas
 _SIZES: Final = tuple(f"{medium}_{bound}" for medium in MEDIA for bound in ("floor", "cap"))
 _FIELDS: Final = ("name", "salts", *_SIZES, "weight")
 NAME_RULE: Final = (
@@ -32,20 +32,20 @@ NAME_RULE: Final = (
 
 
 class TenantSetting(NamedTuple):
-    """One tenant."""
+    """A `[[tenant]]` table."""
 
     name: str
     salts: tuple[bytes, ...] = ()  # hashes of its salts
     dram_floor: int = 0  # bytes
-    dram_cap: int | None = None  # None: as much as there is
+    dram_cap: int | None = None  # None: no cap
     disk_floor: int = 0
     disk_cap: int | None = None
     weight: int = 1
-    remote_floor: int = 0  # of what this host has in each store
+    remote_floor: int = 0  # in each store, of what this host keeps there
     remote_cap: int | None = None
 
     def bounds(self, medium: str) -> tuple[int, int | None]:
-        """Floor and cap of one of the media, in bytes."""
+        """Floor and cap for one of `MEDIA`, in bytes."""
         bounds = {
             "dram": (self.dram_floor, self.dram_cap),
             "disk": (self.disk_floor, self.disk_cap),
@@ -58,12 +58,12 @@ class TenantSetting(NamedTuple):
 
 
 def is_tenant_name(name: str) -> bool:
-    """Whether a tenant can be called so."""
+    """Whether a tenant can have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def parse_tenants(value: object) -> tuple[TenantSetting, ...]:
-    """Tenants, from a list of tables; a SettingsError says in one sentence what is wrong."""
+    """The tenants in a list of tables; a SettingsError says in one sentence what is wrong."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
         raise SettingsError("tenants are [[tenant]] tables of a file; see docs/tenants.md.")
     if len(value) > TENANTS_MAX:  # verify: number of tenants
@@ -110,7 +110,7 @@ def _salts(name: str, value: object) -> tuple[bytes, ...]:
     if len(listed) > SALTS_MAX:  # verify: number of salts
         raise SettingsError(f"tenant {name}: it has more than {SALTS_MAX} salts.")
     if not all(isinstance(each, str) and _SALT.fullmatch(each) for each in listed):
-        # What stands there may be a salt in plain, and is not repeated.
+        # The value may be a salt in plain text, and is not repeated.
         raise SettingsError(
             f"tenant {name}: salts are hashes of 32 hex digits each; `forebay hash-salt`"
             " makes them."

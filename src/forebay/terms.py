@@ -1,11 +1,11 @@
 """Terms of a store: what is sent there, what it costs, what it may cost a day.
 
-    send=reused|all         only what is asked for again, or long; or everything
-    requests=N              requests that this host may make in a day (UTC); 0: as many as it likes
+    send=reused|all         what is sent: only what is asked for again, or long; or everything
+    requests=N              requests that this host may make in a day (UTC); 0: no limit
     prices=PUT:GET:MONTH    dollars for 1,000 PUTs or LISTs, for 1,000 GETs, for a GB stored for a
-                            month, and behind a fourth colon for a GB read
-    warm=SIZE[:SIZE]        what is fetched at the start of what hosts use most, and how much of it
-                            a second; without it, nothing
+                            month, and after a third colon for a GB read
+    warm=SIZE[:SIZE]        how much of what hosts use most is fetched at the start, and how much
+                            per second; without it, nothing
 
 These are options of a store's URL. A SettingsError says in one sentence what is wrong with one.
 """
@@ -18,8 +18,8 @@ from forebay.errors import SettingsError
 from forebay.quantity import parse_size
 
 TERM_OPTIONS: Final = ("send", "requests", "prices", "warm")
-WARM_BYTES_A_S: Final = 100 << 20  # unless the option says otherwise
-REQUESTS_MIN: Final = 1000  # a day: looking at other hosts every ten seconds takes some 17,000
+WARM_BYTES_A_S: Final = 100 << 20  # the default
+REQUESTS_MIN: Final = 1000  # per day; looking at other hosts every ten seconds takes some 17,000
 _REQUESTS_DIGITS: Final = 12
 _THOUSAND: Final = 1000
 _GB: Final = 10**9
@@ -30,18 +30,18 @@ _DOLLARS_MAX: Final = 1e6
 class StorePrices(NamedTuple):
     """What a store charges, in dollars; deleting is free everywhere."""
 
-    puts: float = 0.0  # 1,000 of them, or of LISTs
-    gets: float = 0.0  # 1,000 of them
-    gb_month: float = 0.0  # a GB (10^9 bytes) stored for 30 days
-    read_gb: float = 0.0  # a GB that leaves the store
+    puts: float = 0.0  # for 1,000 PUTs or LISTs
+    gets: float = 0.0  # for 1,000 GETs
+    gb_month: float = 0.0  # for a GB (10^9 bytes) stored for 30 days
+    read_gb: float = 0.0  # for a GB that leaves the store
 
     def requests_dollars(self, puts: float, gets: float, read_bytes: float) -> float:
-        """What so many requests cost; listings count as puts."""
+        """The price of requests and of the bytes read; listings count as puts."""
         requests = (puts * self.puts + gets * self.gets) / _THOUSAND
         return requests + read_bytes / _GB * self.read_gb
 
     def day_dollars(self, stored_bytes: float) -> float:
-        """What it costs to keep so many bytes for a day."""
+        """The price of keeping bytes for a day."""
         return stored_bytes / _GB * self.gb_month / _DAYS_A_MONTH
 
     def __str__(self) -> str:
@@ -50,14 +50,14 @@ class StorePrices(NamedTuple):
 
 FREE: Final = StorePrices()
 # Amazon S3 Standard, us-east-1, read within the region: list prices of aws.amazon.com/s3/pricing
-# as known in November 2026. For other regions, classes and stores there is the option `prices`.
+# of November 2026. For other regions, classes and stores there is the option `prices`.
 S3_STANDARD: Final = StorePrices(0.005, 0.0004, 0.023, 0.0)
 
 
 class WarmLimit(NamedTuple):
-    """What is fetched from a store when a pool starts, before anybody asks for it."""
+    """How much is fetched from a store when a pool starts, before anybody asks for it."""
 
-    limit_bytes: int = 0  # 0: nothing is
+    limit_bytes: int = 0  # 0: nothing is fetched
     bytes_a_s: int = WARM_BYTES_A_S
 
     def __str__(self) -> str:
@@ -70,13 +70,13 @@ NOT_WARM: Final = WarmLimit()
 class StoreTerms(NamedTuple):
     """The terms of one store."""
 
-    send_all: bool = False  # else what is reused, or long
+    send_all: bool = False  # else only what is reused, or long
     requests_a_day: int = 0  # 0: no limit
-    prices: StorePrices | None = None  # None: those that are known for the kind of store
+    prices: StorePrices | None = None  # None: those known for this kind of store
     warm: WarmLimit = NOT_WARM
 
     def query(self) -> str:
-        """As they stand in a URL, behind other options."""
+        """The terms as a part of a URL, after other options."""
         text = "&send=all" if self.send_all else ""
         text += f"&requests={self.requests_a_day}" if self.requests_a_day else ""
         text += f"&prices={self.prices}" if self.prices is not None else ""
@@ -84,7 +84,7 @@ class StoreTerms(NamedTuple):
 
 
 def parse_terms(options: Mapping[str, str]) -> StoreTerms:
-    """The terms that are among a URL's options."""
+    """The terms among a URL's options."""
     send = options.get("send", "reused")
     if send not in {"reused", "all"}:
         raise SettingsError(f"'{send[:40]}' is no send; write send=reused or send=all.")

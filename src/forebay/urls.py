@@ -8,9 +8,9 @@
         [&replicas=N][&host=NAME]
 
 `valkeys://` is the same over TLS; `redis://` and `rediss://` are other names of the two.
-`cap` is what this host may hold there. `host` names this host to the others; without it, a pool has
-a name that stays the same as long as the machine's name and the pool's socket do. No URL holds
-credentials, and one that does is not repeated in what is said about it. `forebay.terms` has further
+`cap` is how much this host may hold there. `host` names this host to the others; without it, a pool
+has a name that stays the same as long as the machine's name and the pool's socket do. URLs must not
+contain credentials; if one does, error messages do not repeat it. `forebay.terms` has further
 options, which every store has: what is sent, budgets, prices, a warm start.
 """
 
@@ -27,7 +27,7 @@ VALKEY: Final = ("valkey", "valkeys", "redis", "rediss")
 SCHEMES: Final = ("file", "s3", *VALKEY, "mooncake")
 REMOTES_MAX: Final = 8  # stores of one pool: each is a tier, and a label of metrics
 REMOTE_BYTES_MIN: Final = 1 << 20
-REQUEST_S: Final = 8.0  # of one request to an object store, unless the URL says otherwise
+REQUEST_S: Final = 8.0  # default timeout of one request to an object store
 _REQUEST_S_MAX: Final = 3600.0
 _EXAMPLES: Final = {
     "file": "file:///mnt/shared/forebay?cap=1TiB",
@@ -45,7 +45,7 @@ _OPTIONS: Final = {
     ),
     "mooncake": ("cap", "protocol", "devices", "address", "replicas", "host"),
 }
-# Those with fields of their own.
+# Options that have fields of their own.
 _OF_ALL: Final = ("cap", "endpoint", "region", "timeout", "host", *TERM_OPTIONS)
 _HOST: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,63}")
 _BUCKET: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{1,62}")
@@ -77,7 +77,7 @@ def _is_path(text: str) -> bool:
     return text.startswith("/") and "\0" not in text
 
 
-# By option: what a value must be, and what is said of one that is not.
+# By option: what a value must match, and the error if it does not.
 _RULES: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     "host": (
         lambda text: not text or _HOST.fullmatch(text),
@@ -106,26 +106,26 @@ _RULES: Final[dict[str, tuple[Callable[[str], object], str]]] = {
 
 
 class RemoteUrl(NamedTuple):
-    """What a URL says."""
+    """A parsed URL."""
 
     scheme: str
-    path: str  # a directory; of other stores, the bucket or server, and what of it is ours
+    path: str  # a directory; for other stores, the bucket or server, and the prefix in it
     cap_bytes: int
-    host: str = ""  # empty: whoever opens it has to find one
+    host: str = ""  # empty: whoever opens it chooses one
     endpoint: str = ""  # empty: the environment's, or AWS
-    region: str = ""  # likewise
+    region: str = ""  # empty: the environment's, or AWS's default
     timeout_s: float = REQUEST_S  # of one request
     terms: StoreTerms = StoreTerms()
-    more: tuple[tuple[str, str], ...] = ()  # options that this kind of store alone has
+    more: tuple[tuple[str, str], ...] = ()  # options that only this kind of store has
 
     @property
     def prices(self) -> StorePrices:
-        """What the store charges: as told, or AWS's, or nothing where there is a server of ours."""
+        """The store's prices: as given, or AWS's for S3 without an endpoint; else none."""
         is_aws = self.scheme == "s3" and not self.endpoint
         return self.terms.prices or (S3_STANDARD if is_aws else FREE)
 
     def option(self, name: str) -> str:
-        """What one of these says; nothing if it was not given."""
+        """The value of an option in `more`; empty if it was not given."""
         return dict(self.more).get(name, "")
 
     @property
@@ -142,7 +142,7 @@ class RemoteUrl(NamedTuple):
 
 
 def parse_url(text: str) -> RemoteUrl:
-    """Take a URL apart, or say in one sentence why it is none of ours."""
+    """Parse a URL; a SettingsError says in one sentence why it is not accepted."""
     shown = f"'{text[:80]}'"
     if _SECRET.search(text) and not text.strip().startswith("file:"):
         raise SettingsError(
@@ -173,7 +173,7 @@ def parse_url(text: str) -> RemoteUrl:
 
 
 def _path(shown: str, parts: SplitResult) -> str:
-    """Where in which store, as one text that is the same however it was written."""
+    """The place in a store as one text, which is the same however the URL was written."""
     path, example = unquote(parts.path), _EXAMPLES[parts.scheme]
     if parts.scheme == "s3":
         if parts.fragment or not (_BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(path)):
@@ -199,7 +199,7 @@ def _path(shown: str, parts: SplitResult) -> str:
 
 
 def _server(parts: SplitResult, default_port: int) -> str | None:
-    """HOST:PORT; None if a URL names none."""
+    """A URL's server as HOST:PORT; None if it has none."""
     found = _SERVER.fullmatch(parts.netloc)
     if found is None or parts.fragment:
         return None

@@ -1,7 +1,7 @@
 """Processes that a benchmark starts: pools, inference servers, and background clients.
 
-Each runs in a session of its own, so that Ctrl-C reaches only us, and is ended with everything that
-it started. A pool that we leave behind because we were killed ends soon after its last client.
+Each runs in a separate session, so that Ctrl-C reaches only us, and is ended with everything that
+it started. If we are killed, a pool that we leave behind ends soon after its last client.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ _PORT_TRIES: Final = 100
 
 
 def free_port() -> int:
-    """A port that nobody listens at now, and that the kernel gives nobody who names none.
+    """A port at which nobody listens, outside the range that the kernel assigns by itself.
 
-    So it is still free when a server that is told of it begins to listen, seconds later.
+    So it is still free when a server starts to listen at it, seconds later.
     """
     stop = int(_PORT_RANGE.read_text(encoding="ascii").split()[0])
     ours = range(_PORTS_FROM, stop)
@@ -109,7 +109,7 @@ class PoolProcess:
         return joined
 
     def stop(self, timeout_s: float) -> None:
-        """End it and wait until it has written what is worth keeping."""
+        """End the pool, and wait until it has written what is worth keeping."""
         self._process.terminate()
         try:
             self._process.wait(timeout_s)
@@ -124,7 +124,7 @@ class PoolProcess:
 
 
 def pool_stats(watch: Client) -> dict[str, Any]:
-    """All that a pool says of itself."""
+    """A pool's statistics."""
     stats = watch.stats(_POOL_STATS_S)
     if isinstance(stats, Miss):
         raise StartupError(f"the pool went away: {watch.why}")
@@ -224,7 +224,7 @@ class ServerProcess:
         return "it said last:\n" + "\n".join(lines[-_LOG_LINES:])
 
     def kill(self) -> None:
-        """As an engine dies: with all of its processes, at once."""
+        """Kill all its processes at once, as if the engine had crashed."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

@@ -1,8 +1,7 @@
 """`forebay completion`: a script that completes this command line in bash, zsh or fish.
 
-It is written from the parser, so it has every command, flag and choice that there is, with its
-line of help where the shell shows one. Nothing is asked of a pool and no Python runs while a line
-is completed.
+It is generated from the parser, so it has all commands, flags and choices, with their lines of help
+if the shell shows them. While a line is completed, no Python runs and no pool is asked.
 """
 
 import argparse
@@ -37,22 +36,22 @@ class Word(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A flag and what may follow it."""
+    """A flag and the values that it takes."""
 
     word: Word
     takes_value: bool
     values: tuple[str, ...]  # to choose from; empty: any
-    paths: str  # "file", "directory", or empty where the value is no path
+    paths: str  # "file", "directory", or empty if the value is no path
 
 
 class Place(NamedTuple):
-    """A command, and what may stand behind it."""
+    """A command, and what may follow it."""
 
     name: tuple[str, ...]  # its words without `forebay`
     commands: tuple[Word, ...]
     flags: tuple[Flag, ...]
-    values: tuple[str, ...]  # that its argument may be
-    paths: str  # that its argument may be
+    values: tuple[str, ...]  # choices for its argument
+    paths: str  # the kind of path that its argument is, as in Flag
 
 
 def add(commands: Commands) -> None:
@@ -74,7 +73,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def places(parser: Parser, name: tuple[str, ...] = ()) -> Iterator[Place]:
-    """A command and all beneath it."""
+    """A command and all commands below it."""
     parser.load()
     summaries = {each.dest: each.help or "" for each in _listed(parser)}
     names = tuple(parser.commands)
@@ -122,7 +121,7 @@ def _paths(action: argparse.Action) -> str:
 
 
 def _summary(text: str) -> str:
-    """The first sentence of a help text, without what a shell's script would read as its own."""
+    """The first sentence of a help text, without characters that have a meaning in a script."""
     text = text.replace("%(default)s", "default")
     words = " ".join(text.split()).replace("'", "\N{RIGHT SINGLE QUOTATION MARK}")
     plain = re.sub(r"[^\w .,;:/=+()\N{RIGHT SINGLE QUOTATION MARK}-]", "", words)
@@ -130,7 +129,7 @@ def _summary(text: str) -> str:
 
 
 def _bash(found: list[Place]) -> str:
-    """One function: follow the command's words, then offer what may stand there."""
+    """One function that follows the command's words, and then offers what may come next."""
     lines = [
         "# Completion of forebay in bash, written by: forebay completion bash",
         """_forebay_offer() { mapfile -t COMPREPLY < <(compgen -W "$1" -- "$word"); }""",
@@ -171,7 +170,7 @@ def _bash_offer(words: tuple[str, ...], paths: str) -> str:
 
 
 def _zsh(found: list[Place]) -> str:
-    """One function a command, of zsh's own `_arguments` and `_describe`."""
+    """One function per command, using zsh's own `_arguments` and `_describe`."""
     lines = ["#compdef forebay", "# Written by: forebay completion zsh"]
     for place in found:
         lines += ["", f"{_function(place.name)}() {{", "  local state line"]
@@ -188,7 +187,7 @@ def _zsh(found: list[Place]) -> str:
         if place.commands:
             lines += _zsh_commands(place)
         lines.append("}")
-    # Read by compinit the file is the body of _forebay; sourced, it has to say what it is for.
+    # compinit reads the file as the body of _forebay; if sourced, it must call compdef itself.
     lines += ["", 'if [ "$funcstack[1]" = _forebay ]; then _forebay "$@"', "else compdef _forebay"]
     lines[-1] += " forebay; fi"
     return "\n".join([*lines, ""])
@@ -235,7 +234,7 @@ def _function(name: tuple[str, ...]) -> str:
 
 
 def _fish(found: list[Place]) -> str:
-    """One line an offer, each with the condition under which it is made."""
+    """One line per suggestion, each with the condition under which it is made."""
     lines = [
         "# Completion of forebay in fish, written by: forebay completion fish",
         "function __forebay_at",

@@ -30,7 +30,7 @@ Typed = Callable[[str], _Value]
 
 
 def typed(parse: Callable[[str], _Value], what: str) -> "Typed[_Value]":
-    """A type of argparse's: what `parse` refuses is a sentence that names the flag."""
+    """A type for argparse: if `parse` refuses a value, the error is a sentence with the flag."""
 
     def checked(text: str) -> _Value:
         try:
@@ -49,7 +49,7 @@ def _utf8(text: str) -> str:
     return text
 
 
-# A name that is sent to a server or written into a result; a path may hold any bytes.
+# For names that are sent to a server or written into a result; paths may have any bytes.
 UTF8: "Final[Typed[str]]" = typed(_utf8, "UTF-8 text")
 
 
@@ -59,7 +59,7 @@ RATE: "Final[Typed[float]]" = typed(parse_rate, "a number")  # 6700.5, 38k
 
 
 def add_deletion(parser: argparse.ArgumentParser) -> None:
-    """The flags of a command that deletes: `scrub`, `yes` and `dry_run`."""
+    """Add the flags of a command that deletes: `--scrub`, `--yes` and `--dry-run`."""
     parser.add_argument("--scrub", action="store_true", help="write zeros over it, and flush")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, delete nothing")
@@ -68,12 +68,12 @@ def add_deletion(parser: argparse.ArgumentParser) -> None:
 def add_json(
     parser: argparse.ArgumentParser, what: str = "print one JSON object instead of text"
 ) -> None:
-    """`--json`: the same facts for programs."""
+    """Add `--json`: the same facts for programs."""
     parser.add_argument("--json", action="store_true", help=what)
 
 
 def add_sla(parser: argparse.ArgumentParser) -> None:
-    """`--tpot-ms`, `--ttft-ms`, `--e2e-ms`, and of which statistic they are bounds."""
+    """Add `--tpot-ms`, `--ttft-ms`, `--e2e-ms`, and `--sla-at`, the statistic that they bound."""
     parser.add_argument("--tpot-ms", metavar="N", type=float, help="SLA: bound of TPOT (50)")
     parser.add_argument("--ttft-ms", metavar="N", type=float, help="SLA: bound of TTFT (none)")
     parser.add_argument(
@@ -85,7 +85,7 @@ def add_sla(parser: argparse.ArgumentParser) -> None:
 
 
 def read_sla(parsed: argparse.Namespace, found: Sla | None = None) -> Sla:
-    """The SLA as the flags say it, else as it was; a SettingsError if it cannot be meant."""
+    """The SLA from the flags, with `found` for what they leave out; SettingsError if invalid."""
     said = {
         "tpot_ms": parsed.tpot_ms,
         "ttft_ms": parsed.ttft_ms,
@@ -99,7 +99,7 @@ def read_sla(parsed: argparse.Namespace, found: Sla | None = None) -> Sla:
 def add_settings(
     parser: argparse.ArgumentParser, names: Sequence[str], *, has_file: bool = True
 ) -> None:
-    """Flags for these settings, and `--config` unless that means something else here."""
+    """Add flags for these settings, and `--config` unless that means something else here."""
     docs = {each.name: each for each in settings.documentation()}
     for name in names:
         doc = f"{docs[name].doc} (default: {docs[name].default})".replace("%", "%%")
@@ -119,7 +119,7 @@ def add_settings(
 
 
 def read_settings(parsed: argparse.Namespace) -> Settings:
-    """Settings as flags, variables and the file say them, in this order."""
+    """The settings from flags, variables and the file; the first of these wins."""
     flags = {name: getattr(parsed, name) for name in parsed.setting_names}
     sources = [settings.from_flags(flags), settings.from_environment(os.environ)]
     if parsed.config is not None:

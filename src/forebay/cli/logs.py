@@ -1,10 +1,10 @@
 """The log of a command: to standard error, one line a thing, safe to print, as text or as JSON.
 
-Of one reason (a text of the code, before its values are filled in) at most `LINES_MAX` lines are
-written in `INTERVAL_S`; how many were left out is said with the next one. A signal's handler may
-log while its thread is logging: every lock here may be taken again by the thread that has it.
-Nothing that is logged holds prompts, tokens, salts or keys; what is in a line is the code's own
-text, sizes, paths and the hex digits of namespaces.
+For one reason (a text in the code, before its values are filled in) at most `LINES_MAX` lines are
+written in `INTERVAL_S`; the next line tells how many were left out. A signal handler may log while
+its thread is logging, so every lock here is reentrant.
+Lines never contain prompts, tokens, salts or keys, only the code's own text, sizes, paths and the
+hex digits of namespaces.
 """
 
 import argparse
@@ -24,11 +24,11 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 LINES_MAX: Final = 20  # of one reason in one interval
 INTERVAL_S: Final = 60.0
 REASONS_MAX: Final = 500  # that are remembered; the code has fewer
-_LEFT_OUT: Final = "left_out"  # of a record: how many like it were not written before it
+_LEFT_OUT: Final = "left_out"  # attribute of a record: how many like it were left out before it
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """`--log-format` and `--log-level`."""
+    """Add `--log-format` and `--log-level`."""
     parser.add_argument(
         "--log-format", choices=FORMATS, default="text", help="of the log (default: text)"
     )
@@ -44,7 +44,7 @@ def start(
     form: str = "text",
     level: str = "info",
 ) -> None:
-    """Log from now on, with this handler if any; `line` is the format of a message as text."""
+    """Start to log, with this handler if given; `line` is the format of a message as text."""
     handler = handler or logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else LineFormatter(line))
     handler.addFilter(RateLimit())
@@ -52,20 +52,20 @@ def start(
 
 
 class LineFormatter(logging.Formatter):
-    """One line of text; what a message holds of control characters is escaped."""
+    """Formats a record as one line of text, with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Nothing of a record begins a second line, neither its message nor a traceback."""
+        """The record as one line, even if its message or traceback has several."""
         left_out = getattr(record, _LEFT_OUT, 0)
         more = f" ({left_out} more like this were left out)" if left_out else ""
         return escaped(super().format(record)) + more
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message and, where lines were left out, how many."""
+    """One object per line: time, level, logger, message, and how many lines were left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """ASCII alone, so that nothing in it is a line's end or a terminal's code."""
+        """The record as JSON, in ASCII so that it contains no line ends or terminal codes."""
         time = datetime.fromtimestamp(record.created, UTC)
         facts: dict[str, object] = {
             "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -82,7 +82,7 @@ class JsonFormatter(logging.Formatter):
 
 @dataclass(slots=True)
 class _ReasonWindow:
-    """Lines of one reason since it began."""
+    """The lines of one reason in an interval."""
 
     begun: float
     written: int = 0
@@ -90,7 +90,7 @@ class _ReasonWindow:
 
 
 class RateLimit(logging.Filter):
-    """Lets so many lines of one reason through in an interval."""
+    """Limits the lines of one reason in an interval."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class RateLimit(logging.Filter):
         self._windows: dict[tuple[str, int, str], _ReasonWindow] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is written; one that is says how many before it were not."""
+        """Whether to write a record; if so, it is given the number left out before it."""
         reason = (record.name, record.levelno, str(record.msg))
         now = self._clock()
         with self._lock:

@@ -1,10 +1,10 @@
 """The `forebay` command line: parse it, run one command, print an error as one sentence.
 
-The sentence goes to standard error. Where the words hold --json, standard output has an object with
-it, so that a program finds JSON there whatever happens: `{"error": SENTENCE, "exit_status": 2}`.
+The sentence goes to standard error. With --json, standard output has an object with it as well, so
+that a program always finds JSON there: `{"error": SENTENCE, "exit_status": 2}`.
 
 Exit status: 0 done, 1 the command found what it looks for (damage, a violation), 2 it could not
-begin, 130 interrupted, 143 terminated.
+start, 130 interrupted, 143 terminated.
 """
 
 import contextlib
@@ -53,11 +53,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: end like Ctrl-C, so that what a command made is cleaned up."""
+    """SIGTERM or SIGHUP: the command ends as with Ctrl-C, and cleans up."""
 
 
 def build_parser() -> Parser:
-    """The whole command line, every command with its line of help."""
+    """The parser of the whole command line, every command with its line of help."""
     parser = Parser(
         prog="forebay",
         description="A shared, verified KV-cache pool beneath the GPUs of LLM inference servers.",
@@ -68,7 +68,7 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and answer its exit status."""
+    """Run one command and return its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return _run(words, owns_process=arguments is None)
@@ -101,7 +101,7 @@ def _run(words: list[str], *, owns_process: bool) -> int:
 
 
 def _end(words: list[str], why: str, status: int = 2) -> int:
-    """Say why the command could not begin, or not go on; with --json, to programs as well."""
+    """Report why the command could not start or go on; with --json, as JSON as well."""
     sentence = _one_line(why)
     print(f"forebay: {sentence}", file=sys.stderr)
     try:
@@ -114,12 +114,12 @@ def _end(words: list[str], why: str, status: int = 2) -> int:
 
 
 def _drop_output() -> None:
-    """What remains in the buffer must not fail at exit."""
+    """Drop what is left in the output buffer, so that it cannot fail at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(text: str) -> str:
-    """An error, its middle left out where it is long."""
+    """An error as one line, without its middle if it is long."""
     shown = escaped(text)
     if len(shown) <= _LINE_LETTERS_MAX:
         return shown
@@ -129,7 +129,7 @@ def _one_line(text: str) -> str:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command like Ctrl-C meanwhile."""
+    """Within the block, SIGTERM and SIGHUP end the command like Ctrl-C."""
     before = {number: signal.signal(number, _terminate) for number in _SIGNALS}
     try:
         yield

@@ -1,7 +1,7 @@
 """The parser of the command line: a command's module is imported when its words are parsed.
 
-Until then a command is a name and a line of help, so that `forebay stats` does not wait for what
-only a benchmark needs. Complaints are one sentence, and name what was probably meant.
+Until then a command is a name and a line of help, so that `forebay stats` does not load what only a
+benchmark needs. Errors are one sentence, and suggest what was probably meant.
 """
 
 import argparse
@@ -15,14 +15,14 @@ _SHOWN_LETTERS: Final = 80  # of a word that is not known
 
 
 class Commands(Protocol):
-    """Where a command's parser is added; argparse keeps its own type of it private."""
+    """The object to which a command adds its parser; argparse's own type for it is private."""
 
     def add_parser(self, name: str, **options: str) -> "Parser":
         """The parser of a new command, with argparse's own options."""
 
 
 class Command(NamedTuple):
-    """A command as its parent lists it; `add(commands)` of its module says the rest."""
+    """A command as its parent lists it; `add(commands)` of its module defines the rest."""
 
     name: str
     help: str
@@ -30,16 +30,16 @@ class Command(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one sentence and whose flags have one spelling."""
+    """An argument parser whose errors are one sentence and whose flags cannot be abbreviated."""
 
     def __init__(self, **options: object) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
-        self.passes_on = False  # words that we do not know go into `passed_on`, in their order
-        self.module = ""  # that says what this command takes; empty: it was asked
+        self.passes_on = False  # whether unknown words go into `passed_on`, in their order
+        self.module = ""  # that defines this command's flags; empty once it is loaded
 
     def add_commands(self, title: str, metavar: str, commands: Iterable[Command]) -> None:
-        """Commands whose modules are imported when they are needed."""
+        """Add commands whose modules are imported when they are needed."""
         action = self.add_subparsers(title=title, metavar=metavar, required=True)
         for command in commands:
             action.add_parser(command.name, help=command.help).module = command.module
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         return {}
 
     def load(self) -> None:
-        """Import this command's module, once: it adds flags, and says what the command does."""
+        """Import this command's module once, which adds its flags and description."""
         module, self.module = self.module, ""
         if not module:
             return
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse does, but for a command that passes words on: those are set aside first."""
+        """As argparse's; but if a command passes words on, those are set aside first."""
         self.load()
         if args is None:
             return super().parse_known_args(args, namespace)
@@ -78,9 +78,9 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
-        """An error about the first word that is no flag of ours, before one about what is missing.
+        """Report the first unknown flag, before argparse reports missing arguments.
 
-        Words behind a command's name are that command's to judge, those behind -- nobody's.
+        Words after a command's name are left to that command; those after -- are not checked.
         """
         commands = self.commands
         for word in words:
@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _sorted_out(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Our words and the others: a first word without a dash is ours, and so are our flags."""
+        """Split words into ours (our flags, and a first word without a dash) and the others."""
         ours: list[str] = []
         others: list[str] = []
         if words and not words[0].startswith("-"):
@@ -127,12 +127,12 @@ class Parser(argparse.ArgumentParser):
         return ours, others
 
     def error(self, message: str) -> NoReturn:
-        """What argparse found wrong, as the start-up error that it is."""
+        """Raise argparse's error as a SettingsError."""
         raise SettingsError(f"{message.rstrip('.')}; see {self.prog} --help.")
 
 
 class _Place:
-    """The place of one command, which its module fills: its parser is there already."""
+    """Given to a command's module as `Commands`: its parser exists already, and is filled in."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
@@ -148,7 +148,7 @@ class _Place:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant; empty if none is near."""
+    """The known word that was probably meant; empty if none is similar."""
     import difflib  # noqa: PLC0415 - only for what is wrong
 
     from forebay.settings import NEAR  # noqa: PLC0415 - likewise

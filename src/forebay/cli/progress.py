@@ -12,14 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from forebay.sys.clock import Clock
 
 Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
-_LOOK_S: Final = 1.0  # from the start to the first line; work that is done sooner prints none
+_LOOK_S: Final = 1.0  # before the first line; shorter work prints none
 _NEW_S: Final = 5.0  # between two lines
-_REPEAT_S: Final = 10.0  # until the same line is printed again, so that nobody takes it for a hang
+_REPEAT_S: Final = 10.0  # before the same line is printed again, so that it does not look hung
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[Show]:
-    """A function to tell progress to, until the end."""
+    """Show progress within the block, which gets a function to report it with."""
     with _bar() if sys.stderr.isatty() else _printed() as show:
         yield show
 
@@ -42,7 +42,7 @@ def _bar() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _printed() -> Iterator[Show]:
-    """Lines on stderr, printed by a thread: work that says nothing for minutes is seen too."""
+    """Print lines on stderr from a thread, so that silent work is seen, too."""
     lines, clock, over = ProgressLines(), Clock(), threading.Event()
     begun = clock.monotonic()
 
@@ -62,7 +62,7 @@ def _printed() -> Iterator[Show]:
 
 
 class ProgressLines:
-    """What was last said of some work, and when it is worth a line."""
+    """Decides when the progress of some work is worth a line."""
 
     def __init__(self) -> None:
         self._said = ("", 0.0)  # replaced whole: written on one thread, read on another
@@ -70,11 +70,11 @@ class ProgressLines:
         self._printed_s = 0.0
 
     def show(self, what: str, done: float) -> None:
-        """Something else is being done, or more of it is done."""
+        """Note what is being done, and how much of it is done."""
         self._said = (what, done)
 
     def due(self, seconds: float) -> str:
-        """The line to print so long after the start; empty if it would say nothing new."""
+        """The line to print at this time since the start; empty if none is due."""
         what, done = self._said
         pause_s = _REPEAT_S if what == self._printed else _NEW_S if self._printed else 0.0
         if not what or seconds < self._printed_s + pause_s:

@@ -1,12 +1,12 @@
-"""A request's body with its documents in another order, where it says which its documents are.
+"""A request's body with its documents in another order, if it says which its documents are.
 
-The member MEMBER lists the blocks of text that are documents, by relevance, as they stand in the
-prompt one after the other; it is taken out. Promised: the prompt has the same characters, blocks
-exchanged, and one line more behind the last block; members, messages and parts that have no
-documents stay byte for byte as they are; work and memory grow with the body, up to BODY_BYTES_MAX.
+The member MEMBER lists the blocks of text that are documents, by relevance, in the order in which
+the prompt has them; it is removed. Promised: the prompt has the same characters, with blocks in
+another order, and one more line after the last block; members, messages and parts without documents
+stay byte for byte as they are; work and memory grow with the body, up to BODY_BYTES_MAX.
 
-Texts are compared and exchanged as they are written in JSON, because reading and writing them again
-takes longer than all the rest. Where a body writes a letter in two ways, it is read after all.
+Texts are compared and exchanged in their JSON form, because decoding and encoding them takes longer
+than all the rest. Only if a body has escapes and its documents are not found so, they are decoded.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ import msgspec
 from forebay.documents.order import DocumentOrder, note_of, written
 
 MEMBER: Final = "forebay_documents"
-MEMBERS: Final = {  # where a path's prompt is
+MEMBERS: Final = {  # by path, the member that has the prompt
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
 }
-BODY_BYTES_MAX: Final = 8 << 20  # of a body with documents, in which they stand twice
+BODY_BYTES_MAX: Final = 8 << 20  # of a body with documents, which contains them twice
 DOCUMENTS_MAX: Final = 256  # of one request
 GAP_LETTERS_MAX: Final = 64  # between two documents
 _GAP_BYTES_MAX: Final = 12 * GAP_LETTERS_MAX  # a letter is at most two escapes in JSON
 _ESCAPE_BYTES_MAX: Final = 6
 _USUAL_GAPS: Final = frozenset({b"", b" ", b"\\n", b"\\n\\n"})
-_TRIES_MAX: Final = 16  # places of a message at which its first document may stand
-_HEAD_BYTES: Final = 256  # of the first document, by which these are found
-_MESSAGES_MAX: Final = 256  # the last of a dialog, in which documents are looked for
+_TRIES_MAX: Final = 16  # places in a message that are tried for its first document
+_HEAD_BYTES: Final = 256  # of the first document, which are searched for
+_MESSAGES_MAX: Final = 256  # the last ones of a dialog, in which documents are looked for
 _PARTS_MAX: Final = 1024  # of a message with documents
 _NOWHERE: Final = (
     f"the texts of {MEMBER} do not stand in one message or prompt, one after the other, with"
@@ -53,16 +53,16 @@ _marks: Final = msgspec.json.Decoder(_Mark)
 
 
 class ReorderedBody(NamedTuple):
-    """A body for an engine."""
+    """A body for an engine, with its documents in their new order."""
 
     body: bytes
-    members: dict[str, msgspec.Raw]  # the same, but with the prompt as it was
-    prompt: list[msgspec.Raw]  # its messages, or the one text
-    ranks: tuple[int, ...]  # of its documents in their order now; empty: it is as it was
+    members: dict[str, msgspec.Raw]  # of the body, but with the unchanged prompt
+    prompt: list[msgspec.Raw]  # the messages of the new prompt, or its one text
+    ranks: tuple[int, ...]  # of its documents in their new order; empty: the order is unchanged
 
 
 class _BlockExchange(NamedTuple):
-    """Which blocks are exchanged for which: as JSON writes them, and only texts with quotes."""
+    """Which blocks are exchanged for which, in their JSON form without quotes."""
 
     given: list[bytes]
     ranks: tuple[int, ...]
@@ -70,9 +70,9 @@ class _BlockExchange(NamedTuple):
     is_rewritten: bool = False  # texts are compared as this process writes them
 
     def text(self, text: bytes) -> bytes | None:
-        """A text with its blocks exchanged; None: they do not stand in it so."""
+        """A text with its blocks exchanged; None if it does not have them one after the other."""
         first = self.given[0]
-        # A search for a long text looks at all of it first.
+        # Searching for the whole of a long text would read all of it first.
         head = first[:_HEAD_BYTES]
         begin = text.find(head)
         for _ in range(_TRIES_MAX):
@@ -86,7 +86,7 @@ class _BlockExchange(NamedTuple):
         return None
 
     def parts(self, parts: "list[msgspec.Raw]") -> "list[msgspec.Raw] | None":
-        """A message's parts, of which each block is one, exchanged; None: they are not there."""
+        """A message's parts with the blocks exchanged; None if the blocks are not parts of it."""
         texts = [self._part_text(each) for each in parts[:_PARTS_MAX]]
         given = [b'"%b"' % each for each in self.given]
         count = len(given)
@@ -103,7 +103,7 @@ class _BlockExchange(NamedTuple):
         return [*parts[:begin], *made, *parts[end:]]
 
     def literal(self, raw: msgspec.Raw) -> bytes | None:
-        """A text as it is compared; None: it is none."""
+        """A text in the form in which it is compared; None if it is no text."""
         written_ = bytes(raw)
         if written_[:1] != _QUOTE:
             return None
@@ -121,7 +121,7 @@ class _BlockExchange(NamedTuple):
             return None
 
     def _spots(self, text: bytes, begin: int) -> list[int] | None:
-        """Where each block begins."""
+        """Where each block begins; None if they do not follow each other."""
         spots, end = [begin], begin + len(self.given[0])
         for each in self.given[1:]:
             at, last = end, min(end + _GAP_BYTES_MAX, len(text) - len(each))
@@ -150,7 +150,7 @@ class _BlockExchange(NamedTuple):
 def marked(body: bytes) -> "dict[str, msgspec.Raw] | str | None":
     """The members of a body with MEMBER, or in one sentence why it cannot be passed on.
 
-    None: it has no member of that name, written without escapes.
+    None if it has no member of that name, written without escapes.
     """
     if _MARK not in body:
         return None
@@ -168,9 +168,9 @@ def marked(body: bytes) -> "dict[str, msgspec.Raw] | str | None":
 def reordered(
     members: "dict[str, msgspec.Raw]", member: str, order: DocumentOrder
 ) -> ReorderedBody | str:
-    """A body of these members without MEMBER; or in one sentence why it cannot be passed on.
+    """The body of these members with its documents in order, without MEMBER.
 
-    `member` is the one that has the prompt: `messages` or `prompt`.
+    Or in one sentence why it cannot be passed on. `member` has the prompt: `messages` or `prompt`.
     """
     try:
         listed = _raws.decode(members[MEMBER])
@@ -191,7 +191,7 @@ def reordered(
         found = [prompt] if is_text else _raws.decode(prompt)
         is_found = not literals or _exchange(found, exchange, is_text=is_text)
         if not is_found and (b"\\" in bytes(prompt) or b"\\" in bytes(members[MEMBER])):
-            # The list and the prompt may write a letter in two ways.
+            # The list and the prompt may have different escapes for the same letter.
             given = [written(_text.decode(each)) for each in listed]
             exchange = exchange._replace(given=given, is_rewritten=True)
             is_found = _exchange(found, exchange, is_text=is_text)
@@ -205,7 +205,7 @@ def reordered(
 
 
 def _exchange(prompt: "list[msgspec.Raw]", exchange: _BlockExchange, *, is_text: bool) -> bool:
-    """Put the text, or the last message that has the documents, in its place; False: none has."""
+    """Exchange the documents in the text, or in the last message with them; False if none has."""
     made_of = _text_exchanged if is_text else _message
     first = max(0, len(prompt) - _MESSAGES_MAX)
     for at in range(len(prompt) - 1, first - 1, -1):
@@ -242,25 +242,25 @@ def _parts(content: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None
 
 
 def _is_gap(literal: bytes) -> bool:
-    """Whether it may stand between two blocks: words would belong to one of them."""
+    """Whether this may be between two blocks: spaces and signs, but no words."""
     if literal in _USUAL_GAPS:
         return True
     try:
         gap = _text.decode(b'"%b"' % literal)
     except _NO_JSON:
-        return False  # a block's first bytes are the end of another letter
+        return False  # the gap ends within a letter, so this is no block's beginning
     return len(gap) <= GAP_LETTERS_MAX and not any(each.isalnum() for each in gap)
 
 
 def _is_in_escape(literal: bytes, at: int) -> bool:
-    """Whether a place in a text is within an escape."""
+    """Whether a position in a text is within an escape."""
     slash = literal.rfind(b"\\", max(0, at - _ESCAPE_BYTES_MAX + 1), at)
     if slash < 0:
         return False
     if at - slash >= 2 and literal[slash + 1 : slash + 2] != b"u":
         return False
     ended = literal[: slash + 1]
-    return (len(ended) - len(ended.rstrip(b"\\"))) % 2 == 1  # else it ends an escape of its own
+    return (len(ended) - len(ended.rstrip(b"\\"))) % 2 == 1  # else this slash ends an escape itself
 
 
 def _begins_with_space(literal: bytes) -> bool:
@@ -274,7 +274,7 @@ def _begins_with_space(literal: bytes) -> bool:
 
 
 def _literal(raw: msgspec.Raw) -> bytes:
-    """A text as it is written, without quotes; DecodeError: it is none."""
+    """A text in its JSON form without quotes; DecodeError if it is no text."""
     literal = bytes(raw)
     if literal[:1] != b'"':
         raise msgspec.DecodeError
@@ -282,14 +282,14 @@ def _literal(raw: msgspec.Raw) -> bytes:
 
 
 def _rewritten(raw: msgspec.Raw) -> bytes:
-    """A text as `written` gives it; DecodeError: it is none."""
+    """A text as `written` gives it; DecodeError if it is no text."""
     return written(_text.decode(raw))
 
 
 def _object(
     members: "dict[str, msgspec.Raw]", member: str, value: "Sequence[bytes | msgspec.Raw]"
 ) -> bytes:
-    """As msgspec writes it, one member with another value; a long one is copied once."""
+    """An object as msgspec writes it, with another value for one member, copied only once."""
     pieces: list[bytes | msgspec.Raw] = []
     for name, raw in members.items():
         pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":"]
@@ -298,7 +298,7 @@ def _object(
 
 
 def _list(values: "list[msgspec.Raw]") -> "list[bytes | msgspec.Raw]":
-    """A list's pieces, as msgspec writes it."""
+    """The pieces of a list as msgspec writes it."""
     pieces: list[bytes | msgspec.Raw] = []
     for each in values:
         pieces += [b"," if pieces else b"[", each]

@@ -35,9 +35,9 @@ from forebay.settings import parse_address
 
 ENGINES_MAX: Final = 256  # each is a label of metrics
 GPUS_MAX: Final = 64
-KEYS_MAX: Final = 256  # likewise
-ROLES: Final = ("prefill", "decode")  # apart, of one model and host, over its pool
-ANONYMOUS: Final = "anonymous"  # the key of everybody, where the file has none
+KEYS_MAX: Final = 256  # each is a label of metrics, too
+ROLES: Final = ("prefill", "decode")  # engines of one model and host that share work over its pool
+ANONYMOUS: Final = "anonymous"  # the key that everybody has if the file names none
 _FILE_BYTES_MAX: Final = 1 << 20
 _NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,63}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -52,46 +52,46 @@ class GpuSetting:
     """A GPU that engines share, one of them awake at a time."""
 
     name: str
-    host_memory: int = 0  # bytes for what sleeps, and for the pool; 0: no limit
-    slab: int = 0  # bytes of these that the pool takes
-    patience_s: float = 60  # for which a request waits while another engine has work
-    idle_s: float = 5  # without work, after which an engine gives way
-    awake_s: float = 10  # for which an engine that has work is awake at least
-    drain_s: float = 20  # for answers under way, before they are kept for the next time
+    host_memory: int = 0  # bytes for engines that sleep, and for the pool; 0: no limit
+    slab: int = 0  # of these bytes, how many the pool takes
+    patience_s: float = 60  # how long a request waits while another engine has work
+    idle_s: float = 5  # how long an engine must be without work before it gives way
+    awake_s: float = 10  # how long an engine that has work stays awake at least
+    drain_s: float = 20  # how long answers may take to end before the engine sleeps with them
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """One engine."""
+    """An `[[engine]]` of the file."""
 
     name: str
-    model: str  # a name that it serves
+    model: str  # the name under which it serves its model
     url: str  # without a path
     host: str = "local"  # engines of one host that have the pool share it
-    gpu: str = ""  # of the file's, if it has any; else for people
-    command: tuple[str, ...] = ()  # that starts it; empty: somebody else does
+    gpu: str = ""  # the name of a [[gpu]]; if the file has none, any text
+    command: tuple[str, ...] = ()  # starts it; empty: somebody else does
     swap: str = ""  # how it rests: sleep or stop; empty: never
-    weights: int = 0  # bytes, that it keeps in host memory while it sleeps
-    start_s: int = 900  # for its process to come up
+    weights: int = 0  # bytes that it keeps in host memory while it sleeps at level 1
+    start_s: int = 900  # how long its process may take to come up
     pool: bool = False  # it has Forebay's connector
-    max_num_seqs: int = 256  # requests that it runs at once, as vLLM's flag says
-    kv_tokens: int = 0  # what its KV cache holds; 0: as its metrics say
-    long_prefills: int = 1  # prompts of `long_prompt_tokens` that it computes at once
-    role: str = ""  # one of ROLES; empty: it computes prompts and answers
+    max_num_seqs: int = 256  # requests that it runs at once: vLLM's flag of this name
+    kv_tokens: int = 0  # size of its KV cache; 0: taken from its metrics
+    long_prefills: int = 1  # long prompts (`long_prompt_tokens`) that it computes at once
+    role: str = ""  # one of ROLES; empty: it does prefill and decode
 
 
 @dataclass(frozen=True, slots=True)
 class KeySetting:
-    """Who may ask, and how much."""
+    """A `[[key]]` of the file: who may send requests, and how many."""
 
     name: str
-    token_sha256: str = ""  # empty: of everybody
-    weight: int = 1  # against other keys, where requests wait
+    token_sha256: str = ""  # empty: everybody has this key
+    weight: int = 1  # its share, relative to other keys, when requests wait
     requests_max: int = 0  # in the gateway at once; 0: no limit
     tokens_a_minute: int = 0  # uncached prompt and answer tokens; 0: no limit
     operator: bool = False  # may see /status and /metrics
-    tenant: str = ""  # whose its requests are; empty: as their own cache_salt says
-    cache_salt: str = field(default="", repr=False)  # of the tenant, that nobody else can name
+    tenant: str = ""  # to whom its requests belong; empty: as their own cache_salt says
+    cache_salt: str = field(default="", repr=False)  # the tenant's, a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,16 @@ class GatewayConfig:
     keys: tuple[KeySetting, ...]  # never empty: see ANONYMOUS
     body_bytes_max: int = 64 << 20  # of one request
     bodies_bytes_max: int = 1 << 30  # of all requests at once
-    queue_requests_max: int = 1024  # that wait for an engine, of all keys
-    queue_s: float = 600.0  # that a request may wait for an engine
+    queue_requests_max: int = 1024  # that wait for an engine, over all keys
+    queue_s: float = 600.0  # how long a request may wait for an engine
     long_prompt_tokens: int = 8192  # uncached tokens from which a prompt counts as long
     gpus: tuple[GpuSetting, ...] = ()
-    state_dir: str = ""  # where processes that were started are noted, and their logs are
-    prefill_tokens: int = 2048  # likewise, that it is computed by an engine of role prefill
+    state_dir: str = ""  # holds notes and logs of the processes that were started
+    prefill_tokens: int = 2048  # uncached tokens from which an engine of role prefill computes it
 
     @property
     def has_keys(self) -> bool:
-        """Whether a token must be presented."""
+        """Whether clients must present a token."""
         return bool(self.keys[0].token_sha256)
 
 
@@ -147,7 +147,7 @@ _POSITIVE: Final = (
 
 
 def read_config(path: str | Path) -> GatewayConfig:
-    """The file at this path, checked."""
+    """Read and check the file at this path; SettingsError."""
     try:
         table = tomllib.loads(read_regular(path, _FILE_BYTES_MAX).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -159,7 +159,7 @@ def read_config(path: str | Path) -> GatewayConfig:
 
 
 def parse_config(table: Mapping[str, Any]) -> GatewayConfig:
-    """What a file says; a SettingsError says in one sentence what is wrong with it."""
+    """The configuration in a file's table; a SettingsError says in one sentence what is wrong."""
     _check_fields("the file", table, _FILE_FIELDS)
     engines = tuple(_engine(each) for each in _tables("engine", table, ENGINES_MAX))
     gpus = tuple(_gpu(each) for each in _tables("gpu", table, GPUS_MAX))
@@ -266,7 +266,7 @@ def _gpu(table: Mapping[str, Any]) -> GpuSetting:
 
 
 def _refuse_roles(engines: tuple[EngineSetting, ...], shared_gpus: set[str]) -> None:
-    """An engine of one role has one of the other beside it, on its host, or its role is a slip."""
+    """SettingsError if an engine has a role, and none of its model and host has the other role."""
     there = {(each.model, each.host, each.role) for each in engines}
     for each in engines:
         other = "decode" if each.role == "prefill" else "prefill"
@@ -301,7 +301,7 @@ def _key(table: Mapping[str, Any]) -> KeySetting:
     if table.get("tenant") and not _NAME.fullmatch(table["tenant"]):
         raise SettingsError(f"key {name}: tenant is 1 to 64 letters, digits, '_', '.' and '-'.")
     if not _HASH.fullmatch(table.get("token_sha256", "")):
-        # What stands there may be a token in plain, and is not repeated.
+        # The value may be a token in plain text, and is not repeated.
         raise SettingsError(
             f"key {name}: token_sha256 is 64 hex digits; `forebay gateway key` prints them."
         )
@@ -315,9 +315,9 @@ def _sizes(what: str, table: Mapping[str, Any], *names: str) -> dict[str, int]:
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:
-    """The `cache_salt` of all requests of a tenant's keys; nobody without the secret can name it.
+    """The `cache_salt` of all requests of a tenant's keys; nobody can guess it without the secret.
 
-    The same in every gateway that has the secret, so that they share what they have stored.
+    It is the same in every gateway that has the secret, so these share what is stored.
     """
     key = hashlib.blake2b(secret).digest()
     digest = hashlib.blake2b(tenant.encode(), digest_size=32, key=key, person=_SALT_PERSON)

@@ -1,8 +1,8 @@
 """The gateway's step for requests that mark their documents: the most popular come first.
 
-Promised: requests without the mark do not come here; what the requests of one tenant, or of one key
-without a tenant, ask for changes nothing in the order of another's, and likewise of one cache_salt
-against another; memory has a limit, whatever is asked. Popularity is lost when the gateway ends.
+Promised: requests without the mark do not come here; requests of one tenant, or of one key without
+a tenant, do not affect the order for another one, nor do those of one cache_salt for another;
+memory is limited. Popularity is lost when the gateway ends.
 """
 
 from typing import Final
@@ -15,11 +15,11 @@ from forebay.documents.order import DocumentOrder
 from forebay.documents.popularity import DOCUMENTS_MAX
 from forebay.gateway.config import KeySetting
 
-_ALL_MAX: Final = 1 << 20  # documents that are remembered, of all keys; 160 bytes each
+_ALL_MAX: Final = 1 << 20  # documents that are remembered over all keys; 160 bytes each
 
 
 class DocumentStep:
-    """Orders documents of requests, by whose they are."""
+    """Orders the documents of requests, separately for each tenant, or key without one."""
 
     def __init__(self, keys: tuple[KeySetting, ...]) -> None:
         owners = {_owner(each) for each in keys}
@@ -29,7 +29,7 @@ class DocumentStep:
     def reorder(
         self, members: dict[str, msgspec.Raw], path: str, key: KeySetting
     ) -> ReorderedBody | str:
-        """The body of these members for an engine, or in one sentence why it has none."""
+        """The body for an engine, with its documents in order, or why there is none."""
         member = bodies.MEMBERS.get(path)
         if member is None:
             return f"{bodies.MEMBER} is for {' and '.join(bodies.MEMBERS)} alone"
@@ -37,5 +37,5 @@ class DocumentStep:
 
 
 def _owner(key: KeySetting) -> tuple[str, str]:
-    """A tenant, or a key that has none."""
+    """The key's tenant, or the key itself if it has none."""
     return (key.tenant, "" if key.tenant else key.name)

@@ -1,6 +1,6 @@
 """What operators see of a gateway: its metrics, and its state as one object. No user data.
 
-The event loop counts and makes snapshots; text is made of a snapshot by any thread.
+The event loop counts and takes snapshots; any thread can turn a snapshot into text.
 """
 
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ class GatewayMetrics:
         self.waiting = registry.gauge("gateway_waiting", "Requests that wait, by key.", ("key",))
 
     def snapshot(self, dispatcher: Dispatcher) -> dict[str, dict[str, Any]]:
-        """All of it now."""
+        """All metrics as they are now."""
         engines = dispatcher.engines.items()
         self.up.replace({(name,): float(each.is_used) for name, each in engines})
         shared = [(name, each) for name, each in engines if each.rest]
@@ -111,7 +111,7 @@ class GatewayMetrics:
         return self.registry.snapshot()
 
     def text(self, snapshot: Mapping[str, Mapping[str, Any]]) -> bytes:
-        """A snapshot as Prometheus reads it."""
+        """A snapshot in the text format of Prometheus."""
         return "".join(
             written_anew(each, list(snapshot[each.name]["values"]))
             for each in self.registry.definitions()

@@ -11,14 +11,14 @@ from forebay.barrier import Barrier
 from forebay.errors import StartupError
 from forebay.gateway.config import GatewayConfig
 
-_CLOSE_S: Final = 10.0  # for answers under way, when it ends
+_CLOSE_S: Final = 10.0  # that answers under way have to end when the gateway does
 _log: Final = logging.getLogger(__name__)
 
 
 def require() -> None:
-    """A StartupError if this environment lacks what a gateway needs."""
+    """Check that the gateway's packages are installed; StartupError if not."""
     try:
-        import aiohttp  # noqa: F401, PLC0415 - 0.2 s that other commands need not wait
+        import aiohttp  # noqa: F401, PLC0415 - takes 0.2 s that other commands do not need
     except ModuleNotFoundError:
         raise StartupError(
             "the gateway needs aiohttp; install it with: pip install aiohttp uvloop"
@@ -33,7 +33,7 @@ def run(config: GatewayConfig, ready: Callable[[int], None] = lambda _port: None
 
 
 async def _serve_until_told(config: GatewayConfig, ready: Callable[[int], None]) -> None:
-    """Signals cancel the task: an exception in whatever runs just then could be lost there."""
+    """Serve; signals cancel this task, since an exception raised by a handler could get lost."""
     this, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert this is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -50,7 +50,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(config: GatewayConfig, ready: Callable[[int], None]) -> None:
-    """The same on a loop that runs."""
+    """As `run`, on a running event loop and without signals."""
     from forebay.gateway.front.forwarding import Forwarding  # noqa: PLC0415 - these need aiohttp
     from forebay.gateway.front.handler import Front  # noqa: PLC0415
     from forebay.gateway.http.client import EngineClient  # noqa: PLC0415

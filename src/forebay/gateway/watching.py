@@ -1,8 +1,8 @@
 """Watches the engines: which are up, which models they serve, how much KV they hold.
 
-A gateway that begins knows nothing and learns all of it here, so that it may be killed and started
-again at any time. An engine that is slow to answer stays as it is: only one that nobody listens
-for, or that says it is ill, counts as down.
+A gateway starts without any knowledge of its engines and learns all of it here, so that it can be
+killed and started again at any time. An engine that is slow to answer keeps its state: it counts as
+down only if nobody listens at its address, or if it answers with an error.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from forebay.gateway.placement.dispatcher import Dispatcher
 from forebay.gateway.placement.engine_state import EngineState
 from forebay.gateway.placement.power import Power
 
-WHILE_UP_S: Final = 10.0  # between two looks at an engine that is used
+WHILE_UP_S: Final = 10.0  # between two checks of an engine that is used
 WHILE_DOWN_S: Final = 1.0
 _TIMEOUT_S: Final = 10.0
 _BYTES_MAX: Final = 8 << 20
@@ -43,13 +43,13 @@ class EngineWatch:
         self._dispatcher, self._client = dispatcher, client
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Watch all engines until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for engine in self._dispatcher.engines.values():
                 tasks.create_task(self._watch(engine))
 
     async def look(self, engine: EngineState) -> None:
-        """Look at an engine once."""
+        """Check an engine's health and models once, and update its state."""
         before = engine.condition
         found = await self._client.fetch(f"{engine.setting.url}/health", _BYTES_MAX, _TIMEOUT_S)
         listed: bytes | Unanswered = found
@@ -57,7 +57,7 @@ class EngineWatch:
             url = f"{engine.setting.url}/v1/models"
             listed = await self._client.fetch(url, _BYTES_MAX, _TIMEOUT_S)
         if isinstance(listed, Unanswered):
-            is_awake = engine.power is Power.AWAKE  # else it was stopped meanwhile
+            is_awake = engine.power is Power.AWAKE  # else it was put to rest meanwhile
             if is_awake and (listed.is_gone or listed.is_ill):
                 engine.take_down(listed.why)
         else:
@@ -84,7 +84,7 @@ class EngineWatch:
             await asyncio.sleep(WHILE_DOWN_S)
 
     async def _learn_size(self, engine: EngineState) -> None:
-        """How many tokens its KV cache holds, where its metrics say it."""
+        """Learn how many tokens its KV cache holds, if its metrics tell."""
         text = await self._client.fetch(f"{engine.setting.url}/metrics", _BYTES_MAX, _TIMEOUT_S)
         if isinstance(text, Unanswered) or (found := _CACHE.search(text)) is None:
             return

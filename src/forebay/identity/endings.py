@@ -1,8 +1,8 @@
 """Classes of how answers end: the only thing about an answer's text that leaves an engine.
 
-A class is a small number. Some have names; the others stand for the last tokens of an answer, an
-end-of-turn or tool marker mostly, as `MARKERS` numbers into which all token ids fall: nobody can
-tell from one which tokens it was. Engines with the same vocabulary have the same numbers.
+A class is a small number. Some classes have names. The others stand for the last tokens of an
+answer, mostly an end-of-turn or tool marker: these are hashed to `MARKERS` numbers, from which the
+tokens cannot be recovered. Engines with the same vocabulary get the same numbers.
 """
 
 import hashlib
@@ -13,22 +13,22 @@ from typing import Final
 MARKER_FIRST: Final = 16
 ENDINGS_MAX: Final = 64  # classes in all
 MARKERS: Final = ENDINGS_MAX - MARKER_FIRST
-MARKER_TOKENS: Final = 2  # the marker of a tool call, and the end of the turn behind it
-PRIORITY_MAX: Final = 2  # from minus that
-SECONDS_MAX: Final = 86_400.0  # that a hint may name
+MARKER_TOKENS: Final = 2  # the marker of a tool call, and the end of turn after it
+PRIORITY_MAX: Final = 2  # priorities range from -2 to 2
+SECONDS_MAX: Final = 86_400.0  # the most that a hint may give
 SESSION_BYTES: Final = 8
 
 
 class EndingClass(IntEnum):
-    """Classes that have names, and those beyond `MARKER_FIRST` that have none."""
+    """The classes that have names; those from `MARKER_FIRST` on have none."""
 
     NOT_KNOWN = 0
-    TOOL_CALL = 1  # as a gateway says that parses answers
+    TOOL_CALL = 1  # told by a gateway, which parses answers
     STOP = 2  # the model ended it
-    LENGTH = 3  # it was as long as it may be
-    ABORT = 4  # nobody wanted the rest
+    LENGTH = 3  # it reached its limit of tokens
+    ABORT = 4  # it was cancelled
     OTHER = 5
-    EXPECTED = 6  # whatever it was: the caller said when it returns
+    EXPECTED = 6  # any ending, if the caller told when the dialog will return
 
 
 def marker_class(token_ids: tuple[int, ...]) -> int:
@@ -39,15 +39,15 @@ def marker_class(token_ids: tuple[int, ...]) -> int:
 
 
 def bounded_class(number: int) -> int:
-    """A class that somebody else named."""
+    """A class that somebody else gave; NOT_KNOWN if it is out of range."""
     return number if 0 <= number < ENDINGS_MAX else EndingClass.NOT_KNOWN
 
 
 def bounded_seconds(value: float) -> float:
-    """Seconds that somebody else named; what is no such time is 0, which says nothing."""
+    """Seconds that somebody else gave, limited; 0, which means unknown, if not positive."""
     return min(value, SECONDS_MAX) if value > 0 else 0.0
 
 
 def bounded_priority(value: int) -> int:
-    """A priority that somebody else named."""
+    """A priority that somebody else gave, limited to the range allowed."""
     return max(-PRIORITY_MAX, min(PRIORITY_MAX, value))

@@ -29,7 +29,7 @@ TAG_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ChainRoot:
-    """What a chain of keys begins with; chains with different roots share no key."""
+    """What a chain of keys starts from; chains with different roots share no key."""
 
     namespace: bytes  # 32 bytes
     chunk_tokens: int
@@ -69,10 +69,10 @@ class KeyChain:
     def extend(
         self, tokens: Sequence[int], parts: Mapping[int, bytes] | None = None
     ) -> list[bytes]:
-        """Keys of the next whole chunks, one a chunk.
+        """The keys of the next whole chunks, one per chunk.
 
-        `parts` has, by position in the returned list, what else shaped a chunk: the hashes of
-        images or embeddings that lie in it.
+        `parts` has what else shaped a chunk, by its position in the returned list: hashes of the
+        images or embeddings in it.
         """
         assert len(tokens) % self.chunk_tokens == 0, "only whole chunks have keys"
         data = _token_bytes(tokens)
@@ -92,7 +92,7 @@ class KeyChain:
         return keys
 
     def _bind(self, part: bytes) -> None:
-        """Begin a new hash over the chain so far and a part: no run of tokens can say the same."""
+        """Start a new hash over the chain so far and a part; no sequence of tokens has the same."""
         self._hash = hashlib.blake2b(
             self._hash.digest() + part,
             digest_size=KEY_BYTES,
@@ -102,10 +102,10 @@ class KeyChain:
 
 
 def prompt_tag(root: ChainRoot, tokens: Sequence[int]) -> bytes:
-    """A few bytes by which the same beginning of a prompt is known in any namespace.
+    """A few bytes that are the same for the same beginning of a prompt in any namespace.
 
-    It proves nothing and finds nothing; it only tells why nothing is found. Realms and salts keep
-    it apart as they do keys. Empty where a prompt has fewer than `TAG_TOKENS` tokens.
+    They only serve to explain a miss: nothing is found or proved by them. Like keys, they differ
+    between realms and between salts. Empty if a prompt has fewer than `TAG_TOKENS` tokens.
     """
     if len(tokens) < TAG_TOKENS:
         return b""
@@ -118,7 +118,7 @@ def prompt_tag(root: ChainRoot, tokens: Sequence[int]) -> bytes:
 def group_key(key: bytes, group: int) -> bytes:
     """The key of a chunk's record in another group, from its key in group 0.
 
-    That key names everything before the chunk's end, the realm's secret included; so does this one.
+    That key covers everything before the chunk's end and the realm's secret; so does this one.
     """
     return hashlib.blake2b(
         key + group.to_bytes(4, "little"), digest_size=KEY_BYTES, person=_GROUP_PERSON
@@ -126,9 +126,9 @@ def group_key(key: bytes, group: int) -> bytes:
 
 
 def page_keys(namespace: bytes, realm: str, pages: Iterable[bytes]) -> list[bytes]:
-    """Keys of pages that an engine names itself, each by a digest of everything before its end.
+    """Keys of pages for which the engine has names: digests of everything before a page's end.
 
-    In two namespaces, or realms, no two keys are equal, whatever the engines call their pages.
+    Keys of different namespaces or realms are never equal, whatever names the engines use.
     """
     assert len(namespace) == NAMESPACE_BYTES
     key = hashlib.blake2b(f"{len(realm)} {realm}".encode(), digest_size=KEY_BYTES).digest()
@@ -142,7 +142,7 @@ def page_keys(namespace: bytes, realm: str, pages: Iterable[bytes]) -> list[byte
 
 
 def proof_of(keys: Iterable[bytes]) -> bytes:
-    """16 bytes that prove two sides to mean the same full keys, though they spoke in short ones."""
+    """16 bytes that prove that two sides that exchanged short keys mean the same full keys."""
     return hashlib.blake2b(b"".join(keys), digest_size=16, person=b"forebay proof").digest()
 
 

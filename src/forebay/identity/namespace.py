@@ -10,7 +10,7 @@ _TYPE_TAGS: Final = {bytes: b"b", str: b"s", int: b"i", bool: b"t"}
 
 
 def fingerprint(fields: Mapping[str, bytes | str | int | bool]) -> bytes:
-    """32 bytes that differ whenever one field's name, type or value differs, in whatever order."""
+    """32 bytes that differ if any field's name, type or value differs; order does not matter."""
     digest = hashlib.blake2b(b"forebay namespace 1", digest_size=NAMESPACE_BYTES)
     for name in sorted(fields):
         value = fields[name]

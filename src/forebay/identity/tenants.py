@@ -1,12 +1,12 @@
 """Tenants as bytes: ids, masks of keys, and hashes of salts. Pure functions of one secret.
 
 A tenant's id follows from its name and an *epoch*, which rises when the tenant is forgotten: what
-was stored under an older id can never be asked for again. All keys of a tenant are xored with a
-mask that follows from its id before they reach an index, so two tenants have no key in common, and
-nothing that knows keys alone can tell one tenant of another's. The default tenant of epoch 0 has
-the id zero and no mask: it is what every record belongs to where there are no tenants.
+was stored under an older id can never be asked for again. Before keys of a tenant reach an index,
+they are xored with a mask that follows from its id, so two tenants have no key in common, and code
+that knows only keys cannot tell one tenant about another. The default tenant of epoch 0 has the id
+zero and no mask; without tenants, all records belong to it.
 
-The secret is the pool's. Engines get `salt_key` of it, which hashes salts and yields nothing else.
+The secret belongs to the pool. Engines get only its `salt_key`, with which they hash salts.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ _MASK_PERSON: Final = b"forebay mask"
 
 
 def salt_key(secret: bytes) -> bytes:
-    """What engines hash salts with."""
+    """The key with which engines hash salts."""
     return _hash(_key_of(secret), b"", _SALT_KEY_PERSON, SALT_KEY_BYTES)
 
 
 def salt_hash(salt: str, key: bytes) -> bytes:
-    """A salt as settings and messages have it; nobody without `key` can try salts against it."""
+    """A salt's hash for settings and messages; without `key` nobody can test guesses against it."""
     return _hash(key, salt.encode("utf-8", "surrogatepass"), _SALT_PERSON, CLAIM_BYTES)
 
 
 def tenant_id(secret: bytes, name: str, epoch: int) -> bytes:
-    """The id in a tenant's records, until it is forgotten for the next time."""
+    """The id in a tenant's records, until the tenant is forgotten the next time."""
     if name == DEFAULT_NAME and epoch == 0:
         return DEFAULT_TENANT
     data = epoch.to_bytes(8, "little") + name.encode()
@@ -45,14 +45,14 @@ def tenant_id(secret: bytes, name: str, epoch: int) -> bytes:
 
 
 def mask_of(secret: bytes, tenant: bytes) -> bytes:
-    """What a tenant's full keys are xored with; its first half is for short keys."""
+    """The mask for a tenant's full keys; its first half is for short keys."""
     if tenant == DEFAULT_TENANT:
         return NO_MASK
     return _hash(_key_of(secret), tenant, _MASK_PERSON, KEY_BYTES)
 
 
 def masked(joined: bytes, mask: bytes) -> bytes:
-    """Joined keys, each as long as the mask, xored with it; twice is the keys themselves."""
+    """Joined keys, each as long as the mask, xored with it; a second call undoes the first."""
     if not any(mask):
         return joined
     count = -(-len(joined) // len(mask))
@@ -61,7 +61,7 @@ def masked(joined: bytes, mask: bytes) -> bytes:
 
 
 def masked_parent(parent: bytes, mask: bytes) -> bytes:
-    """A parent's full key, masked; that there is none is the same for everybody."""
+    """A parent's full key, masked; ROOT stays ROOT."""
     return ROOT if parent == ROOT else masked(parent, mask)
 
 

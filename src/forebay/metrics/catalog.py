@@ -1,7 +1,7 @@
 """The catalogue: every metric of a pool, defined once; docs/metrics.md is generated from it.
 
-Owned by the pool's thread. The families stand in groups by what fills them; gauges are set when a
-snapshot is made, from figures that are kept up to date: no snapshot walks over chunks.
+Owned by the pool's thread. Families are grouped by the code that fills them; gauges are set when a
+snapshot is taken, from figures that are kept up to date: no snapshot walks over chunks.
 """
 
 from collections import Counter as CountOf
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
     """How long an operation took."""
 
     size_bytes: int
-    waited_s: float | None  # for the medium; None: that never began with it
+    waited_s: float | None  # for the medium; None: the medium never started it
     took_s: float
 
 
@@ -72,14 +72,14 @@ class LoadMetrics:
         )
 
     def promised(self, chunks: int, waited_s: float) -> None:
-        """An ask was answered."""
+        """An ask was answered with a promise."""
         self.promises.add()
         self.promised_chunks.add(chunks)
         self.promise_seconds.observe(waited_s)
 
 
 class StoreMetrics:
-    """Slots for engines, and what was refused."""
+    """Slots that engines were lent, and chunks that got none."""
 
     def __init__(self, registry: Registry) -> None:
         self.leases = registry.counter("leases", "Slots that were lent to engines to be filled.")
@@ -142,7 +142,7 @@ class TierMetrics:
             self.sizes.observe(ended.size_bytes, way)
 
     def copied(self, direction: Direction, lengths: Sequence[int]) -> None:
-        """Engines were handed, or have committed, chunks of these lengths."""
+        """Engines have loaded from DRAM, or committed to it, chunks of these lengths."""
         way = (DRAM, direction)
         self.operations.add(len(lengths), (*way, OK))
         self.moved.add(sum(lengths), way)
@@ -151,7 +151,7 @@ class TierMetrics:
 
 
 class EvictionMetrics:
-    """What leaves the tiers, and how long chunks live and rest."""
+    """What leaves the tiers, how long chunks stay there, and when they are used again."""
 
     def __init__(self, registry: Registry, tiers: Sequence[str]) -> None:
         self.evictions = registry.counter(
@@ -179,7 +179,7 @@ class EvictionMetrics:
             family.preset([(tier,) for tier in tiers])
 
     def left(self, tier: str, cause: EvictionCause, since: float | None, now: float) -> None:
-        """A chunk left a tier; it had been there since then, where that is known."""
+        """A chunk has left a tier, where it had been since `since`, if that is known."""
         self.evictions.add(1, (tier, cause))
         if since is not None:
             self.age.observe(now - since, (tier,))
@@ -215,7 +215,7 @@ class HeldMetrics:
 
 
 class VolumeMetrics:
-    """Each directory of a tier, and the life of its drive."""
+    """Each volume of a tier, and the wear of its drive."""
 
     def __init__(self, registry: Registry) -> None:
         size = Unit.BYTES
@@ -272,23 +272,23 @@ class PrefetchMetrics:
         )
 
     def fetched(self, tier: str, size_bytes: int) -> None:
-        """A chunk came from this tier."""
+        """A chunk was prefetched from this tier."""
         self._chunks.add(1, (tier,))
         self._bytes.add(size_bytes, (tier,))
 
     def wasted(self, tier: str, size_bytes: int) -> None:
-        """One left DRAM that no engine had been handed."""
+        """A prefetched chunk left DRAM before any engine was handed it."""
         self._wasted_chunks.add(1, (tier,))
         self._wasted_bytes.add(size_bytes, (tier,))
 
     def used(self, tier: str, size_bytes: int) -> None:
-        """An engine was handed one, for the first time."""
+        """An engine was handed a prefetched chunk for the first time."""
         self._used_chunks.add(1, (tier,))
         self._used_bytes.add(size_bytes, (tier,))
 
 
 class StoreUseMetrics:
-    """What stores that others run are asked for, and what that costs."""
+    """Requests to stores, and what they cost."""
 
     def __init__(self, registry: Registry) -> None:
         size = Unit.BYTES
@@ -318,7 +318,7 @@ class StoreUseMetrics:
         )
 
     def take(self, tier: str, use: StoreUse) -> None:
-        """The figures of a store as they are now."""
+        """Take over a store's figures as they are now."""
         for kind, count in use.requests:
             self.requests.set_total(count, (tier, kind))
         self.sent.set_total(use.sent_bytes, (tier,))
@@ -343,7 +343,7 @@ class ServerMetrics:
         self.accepted = registry.counter("connections_accepted", "Connections that were accepted.")
         self.errors = registry.counter("errors", "What went wrong, by kind.", ("kind",))
         self.errors.preset([(kind,) for kind in ErrorKind])
-        # Its series are those of the last check, put in by who makes them: `observe`.
+        # `observe` sets its series, those of the last check.
         self.healthy = registry.gauge(
             "healthy",
             "1: a record came back exact from a volume, or the socket answered, at the last check"
@@ -354,10 +354,10 @@ class ServerMetrics:
 
 
 class PoolMetrics:
-    """All of them."""
+    """All metrics of a pool."""
 
     def __init__(self, lower_tiers: Sequence[str] = ()) -> None:
-        """The names of the tiers below DRAM, the nearest first."""
+        """`lower_tiers` are the names of the tiers below DRAM, the nearest first."""
         self.tier_names = (DRAM, *lower_tiers)
         registry = self._registry = Registry()
         self.requests = RequestMetrics(registry, self.tier_names)
@@ -377,14 +377,14 @@ class PoolMetrics:
         return self._registry.definitions()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Every metric by name, with what it is now."""
+        """Every metric by name, with its current values."""
         return self._registry.snapshot()
 
     def error(self, kind: ErrorKind, by: int = 1) -> None:
-        """Something went wrong."""
+        """Count errors of a kind."""
         self.server.errors.add(by, (kind,))
 
 
 def label_values(metric: str, label: str) -> tuple[str, ...]:
-    """The values that a metric's label can have, or what they are, for the docs."""
+    """The values that a metric's label can have, or a description of them, for the docs."""
     return labels.VALUES.get(f"{metric}.{label}") or labels.VALUES[label]

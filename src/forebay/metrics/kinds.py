@@ -1,8 +1,8 @@
 """The three kinds of metrics: counters, gauges and histograms, each a family of labelled series.
 
-Promised: adding and observing cost a dictionary's access, take no lock and never fail; a family has
-at most `SERIES_MAX` series, and what would be one more counts under the label `OTHER`. Assumed: one
-thread owns a family, changes it and makes its snapshots.
+Promised: adding and observing cost one dictionary access, take no lock and never fail; a family has
+at most `SERIES_MAX` series, and what would need more counts under the label `OTHER`. Assumed: one
+thread owns a family, changes it and takes its snapshots.
 """
 
 from abc import ABC, abstractmethod
@@ -14,20 +14,20 @@ from itertools import accumulate
 from typing import Any, Final
 
 SERIES_MAX: Final = 1024  # of one family
-OTHER: Final = "other"  # the labels of what comes after these
+OTHER: Final = "other"  # the labels of all further ones
 Labels = tuple[str, ...]
 
 
 class MetricKind(StrEnum):
-    """How a metric is to be read."""
+    """How to read a metric."""
 
-    COUNTER = "counter"  # only ever grows, from 0 when the pool begins
-    GAUGE = "gauge"  # what is the case now
-    HISTOGRAM = "histogram"  # how often a value was at most so large
+    COUNTER = "counter"  # only grows, from 0 when the pool starts
+    GAUGE = "gauge"  # a current value
+    HISTOGRAM = "histogram"  # how many values were observed up to each bound
 
 
 class Unit(StrEnum):
-    """What a metric counts in."""
+    """The unit of a metric."""
 
     NONE = ""
     BYTES = "bytes"
@@ -55,7 +55,7 @@ class Family(ABC):
 
     @abstractmethod
     def series(self) -> Iterable[tuple[Labels, Any]]:
-        """Every series with its value, as plain numbers and lists that are the caller's."""
+        """Every series with its value, as plain numbers and lists that the caller may keep."""
 
     def snapshot(self) -> dict[str, Any]:
         """The family as `forebay stats --json` shows it."""
@@ -69,30 +69,30 @@ class Family(ABC):
 
 
 class Counter(Family):
-    """Grows."""
+    """A value that only grows."""
 
     def __init__(self, definition: Definition) -> None:
         super().__init__(definition)
         self._values: dict[Labels, float] = {} if definition.labels else {(): 0}
 
     def preset(self, series: Iterable[Labels]) -> None:
-        """Let these series exist from the start, at 0: a rate needs a value before the first."""
+        """Create these series at 0: a rate needs a value from before the first count."""
         for labels in series:
             self._values.setdefault(tuple(map(str, labels)), 0)
 
     def add(self, by: float = 1, labels: Labels = ()) -> None:
-        """Count so much more."""
+        """Increase the value of a series."""
         try:
             self._values[labels] += by
         except KeyError:
             self._values[self._new(labels)] = self._values.get(self._new(labels), 0) + by
 
     def set_total(self, total: float, labels: Labels = ()) -> None:
-        """Take over what somebody else counts, from 0 as well."""
+        """Set the value of a series that is counted elsewhere, from 0 as well."""
         self._values[labels if labels in self._values else self._new(labels)] = total
 
     def get(self, labels: Labels = ()) -> float:
-        """What was counted."""
+        """The value of a series."""
         return self._values.get(labels, 0)
 
     def series(self) -> Iterable[tuple[Labels, float]]:
@@ -105,23 +105,23 @@ class Counter(Family):
 
 
 class Gauge(Family):
-    """Is what it is now."""
+    """A value that can rise and fall."""
 
     def __init__(self, definition: Definition) -> None:
         super().__init__(definition)
         self._values: dict[Labels, float] = {}
 
     def set(self, value: float, labels: Labels = ()) -> None:
-        """It is this now."""
+        """Set the value of a series."""
         if len(self._values) < SERIES_MAX or labels in self._values:
             self._values[labels] = value
 
     def replace(self, values: Mapping[Labels, float]) -> None:
-        """These are all the series that there are now."""
+        """Replace all series."""
         self._values = dict(list(values.items())[:SERIES_MAX])
 
     def get(self, labels: Labels = ()) -> float:
-        """What it is."""
+        """The value of a series; 0 if there is none."""
         return self._values.get(labels, 0)
 
     def series(self) -> Iterable[tuple[Labels, float]]:
@@ -135,12 +135,12 @@ class _Buckets:
     __slots__ = ("counts", "sum")
 
     def __init__(self, buckets: int) -> None:
-        self.counts = [0] * buckets  # the last one is of what is above every bound
+        self.counts = [0] * buckets  # the last one counts values above every bound
         self.sum = 0.0
 
 
 class Histogram(Family):
-    """Counts values by how large they are."""
+    """Counts values by size."""
 
     def __init__(self, definition: Definition) -> None:
         super().__init__(definition)
@@ -150,12 +150,12 @@ class Histogram(Family):
             self.preset([()])
 
     def preset(self, series: Iterable[Labels]) -> None:
-        """Let these series exist from the start, empty."""
+        """Create these series, empty."""
         for labels in series:
             self._series.setdefault(tuple(map(str, labels)), _Buckets(len(self._bounds) + 1))
 
     def observe(self, value: float, labels: Labels = (), count: int = 1) -> None:
-        """A value was seen, so many times."""
+        """Count a value, `count` times."""
         buckets = self._series.get(labels)
         if buckets is None:
             buckets = self._new(labels)
@@ -163,7 +163,7 @@ class Histogram(Family):
         buckets.sum += value * count
 
     def series(self) -> Iterable[tuple[Labels, dict[str, Any]]]:
-        """See Family; counts are cumulative, and `count` has what is above every bound too."""
+        """See Family. Counts are cumulative; `count` includes values above every bound."""
         found = []
         for labels, buckets in self._series.items():
             up_to = list(accumulate(buckets.counts))

@@ -7,11 +7,11 @@ from forebay.decisions import Decision
 from forebay.tiers.contract import DropReason, EvictionCause, MissReason
 from forebay.tiers.remote.accounting.ledger import RequestKind
 
-OK: Final = "ok"  # the outcome of an operation that did what it should
-DRAM: Final = "dram"  # the tier that is always there
+OK: Final = "ok"  # the outcome of an operation that succeeded
+DRAM: Final = "dram"  # the tier that always exists
 DISK: Final = "disk"  # the tier of drives
 ABSENT: Final = "absent"  # found in no tier
-NAMESPACES_MAX: Final = 100  # with series of their own; the rest is "other"
+NAMESPACES_MAX: Final = 100  # that have series of their own; the others count as "other"
 NAMESPACE_DIGITS: Final = 16  # of 64 hex digits: more than enough to tell them apart
 
 
@@ -25,19 +25,19 @@ class Direction(StrEnum):
 class RefusalReason(StrEnum):
     """Why a chunk that an engine offered was given no slot."""
 
-    HAVE = "have"  # the pool has it
-    DECLINED = "declined"  # the policy values what would leave for it more
+    HAVE = "have"  # the pool already has it
+    DECLINED = "declined"  # the policy prefers what would have to leave for it
     LATER = "later"  # everything is in use; the engine may offer it again
     ORPHAN = "orphan"  # the chunk before it is in no tier
     MALFORMED = "malformed"  # what was offered cannot be a record
 
 
 class ErrorKind(StrEnum):
-    """What went wrong in the pool, whether or not anybody noticed."""
+    """What went wrong in the pool, even if no user noticed it."""
 
     BUG = "bug"  # the barrier caught an exception
     DRAM_CORRUPT = "dram_corrupt"  # a slot does not hold what it should
-    MALFORMED = "malformed"  # a connection sent what is not our protocol
+    MALFORMED = "malformed"  # a connection sent something that is not our protocol
     REFUSED = "refused"  # a connection or a message that is not allowed
     DISPLACED = "displaced"  # a connection gave way to another one
     CUT_OFF = "cut_off"  # a client did not read what it was sent
@@ -46,31 +46,31 @@ class ErrorKind(StrEnum):
 
 
 class TokenSource(StrEnum):
-    """Where a request's tokens came from; a tier's name stands for what was loaded from it."""
+    """Where a request's tokens came from, beside tiers, which appear by their names."""
 
     ENGINE = "engine"  # the engine's own prefix cache
     COMPUTED = "computed"
 
 
 class PreemptedSource(StrEnum):
-    """What became of the tokens of a request that was preempted, when it went on."""
+    """How a preempted request got its tokens back when it continued."""
 
     LOADED = "loaded"
     RECOMPUTED = "recomputed"
 
 
-# Of `remote_requests`: what a store can be asked for.
+# The kinds of `remote_requests`.
 REQUEST_KINDS: Final = tuple(each.value for each in RequestKind)
 LOAD_OUTCOMES: Final = (OK, *(each.value for each in MissReason if each != MissReason.NO_POOL))
 STORE_OUTCOMES: Final = (OK, *(each.value for each in DropReason))
-# What engines say of sharing (`engines/sharing.py`, and before they said anything); else "other".
+# How engines describe their sharing (`engines/sharing.py`; "unknown" until they do); else "other".
 SHARING_WORDS: Final = (
     *("sharing", "hashing_weights", "no_pool", "declined", "weights_unknown"),
     "unknown",
 )
-# The tiers that a pool can have; its stores are bounded by the settings.
+# The tiers that a pool can have; the settings limit the number of stores.
 TIERS: Final = (DRAM, DISK, "remote", "remote2 and so on for further stores")
-# What the docs say of each label, or of one metric's: its values, or what they are taken from.
+# For the docs: the values of each label, or of one metric's label, or where they come from.
 VALUES: Final = {
     "cause": tuple(each.value for each in EvictionCause),
     "direction": tuple(each.value for each in Direction),

@@ -5,16 +5,16 @@ from typing import Any
 
 
 def total(stats: Mapping[str, Any], name: str, **labels: str) -> float:
-    """The sum of a counter's or gauge's series that have these labels; 0 where there is none.
+    """The sum of a counter's or gauge's series that have these labels; 0 if there is none.
 
-    Of a histogram it is how many values were observed.
+    For a histogram, the number of values that were observed.
     """
     values = (value for _, value in series_of(stats, name, **labels))
     return float(sum(each["count"] if isinstance(each, Mapping) else each for each in values))
 
 
 def count(stats: Mapping[str, Any], name: str, **labels: str) -> int:
-    """The same for what is counted in whole numbers."""
+    """As `total`, for metrics that count in whole numbers."""
     return int(total(stats, name, **labels))
 
 
@@ -28,7 +28,7 @@ def series_of(
 
 
 def counters(stats: Mapping[str, Any]) -> dict[str, float]:
-    """All counters in one mapping, a series as `operations.disk.load.ok`."""
+    """All counters in one mapping, with series named like `operations.disk.load.ok`."""
     return {
         ".".join([name, *series.values()]): value
         for name, family in stats["metrics"].items()
@@ -38,5 +38,5 @@ def counters(stats: Mapping[str, Any]) -> dict[str, float]:
 
 
 def tier_of(stats: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A tier's section; empty where the pool has no such tier."""
+    """A tier's section of the statistics; empty if the pool has no such tier."""
     return next((tier for tier in stats["tiers"] if tier["name"] == name), {})

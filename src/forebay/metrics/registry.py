@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 from forebay.metrics.kinds import Counter, Definition, Family, Gauge, Histogram, MetricKind, Unit
 
 PREFIX: Final = "forebay_"  # of every name in Prometheus
-TOTAL: Final = "_total"  # ends the name of every counter there
-# Bounds of buckets, the same for all of a kind so that they can be compared.
+TOTAL: Final = "_total"  # at the end of every counter's name in Prometheus
+# Bounds of buckets: the same for all histograms of a unit, so that they can be compared.
 SECONDS: Final = (
     *(0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
@@ -29,29 +29,29 @@ class Registry:
     def counter(
         self, name: str, doc: str, labels: Sequence[str] = (), unit: Unit = Unit.NONE
     ) -> Counter:
-        """A new counter."""
+        """Define a counter."""
         return self._add(Counter(Definition(name, MetricKind.COUNTER, doc, tuple(labels), unit)))
 
     def gauge(
         self, name: str, doc: str, labels: Sequence[str] = (), unit: Unit = Unit.NONE
     ) -> Gauge:
-        """A new gauge."""
+        """Define a gauge."""
         return self._add(Gauge(Definition(name, MetricKind.GAUGE, doc, tuple(labels), unit)))
 
     def histogram(
         self, name: str, doc: str, bounds: tuple[float, ...], labels: Sequence[str] = ()
     ) -> Histogram:
-        """A new histogram, in bytes where the bounds are sizes and in seconds else."""
+        """Define a histogram, in bytes if the bounds are `SIZES`, else in seconds."""
         unit = Unit.BYTES if bounds is SIZES else Unit.SECONDS
         made = Definition(name, MetricKind.HISTOGRAM, doc, tuple(labels), unit, bounds)
         return self._add(Histogram(made))
 
     def definitions(self) -> list[Definition]:
-        """What there is, in order."""
+        """All metrics, in the order of their definition."""
         return [family.definition for family in self._families.values()]
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Every family by name, as plain values that nobody changes afterwards."""
+        """Every family by name, as plain values that do not change afterwards."""
         return {name: family.snapshot() for name, family in self._families.items()}
 
     def _add(self, family: _Made) -> _Made:

@@ -10,19 +10,19 @@ from forebay.metrics.registry import SECONDS, Registry
 
 @dataclass(frozen=True, slots=True)
 class RequestSample:
-    """What one request got from the pool; tokens are of its prompt."""
+    """What one request got from the pool; tokens are those of its prompt."""
 
     outcome: str  # one of the code's decisions: a bounded set
     prompt_tokens: int = 0
     engine_tokens: int = 0  # from the engine's own prefix cache
     loaded_tokens: Mapping[str, int] = field(default_factory=dict)  # by tier
-    wait_s: float = 0.0  # that it waited for the pool: its lookup and its load
-    saved_s: float = 0.0  # of GPU time, by the engine's estimate
-    was_preempted: bool = False  # these tokens came back after a preemption
+    wait_s: float = 0.0  # time that it waited for the pool: lookup and load
+    saved_s: float = 0.0  # GPU time saved, by the engine's estimate
+    was_preempted: bool = False  # the sample is of a request that continued after a preemption
 
     @property
     def from_pool(self) -> int:
-        """Tokens that were loaded, from whichever tier."""
+        """Tokens that were loaded from any tier."""
         return sum(self.loaded_tokens.values())
 
     @property
@@ -32,7 +32,7 @@ class RequestSample:
 
 
 class RequestMetrics:
-    """Counts outcomes."""
+    """Counts requests and their tokens by outcome."""
 
     def __init__(self, registry: Registry, tiers: Sequence[str]) -> None:
         tokens = Unit.TOKENS
@@ -71,13 +71,13 @@ class RequestMetrics:
         self.preempted.preset([(source,) for source in PreemptedSource])
 
     def record(self, request: RequestSample) -> None:
-        """A request's fate is known."""
+        """Count a request whose outcome is known."""
         self.wait.observe(request.wait_s)
         if request.was_preempted:
             self.preemptions.add()
             self.preempted.add(request.from_pool, (PreemptedSource.LOADED,))
             self.preempted.add(request.computed_tokens, (PreemptedSource.RECOMPUTED,))
-        else:  # a preempted one, and its tokens, were counted when it came first
+        else:  # a preempted request, and its tokens, were counted the first time
             self.requests.add(1, (request.outcome,))
             self.tokens.add(request.engine_tokens, (TokenSource.ENGINE,))
             self.tokens.add(request.computed_tokens, (TokenSource.COMPUTED,))

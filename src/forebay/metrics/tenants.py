@@ -15,11 +15,11 @@ class TenantUsage(NamedTuple):
 
     used_bytes: int
     floor_bytes: int = 0
-    cap_bytes: int | None = None  # None: as much as there is
+    cap_bytes: int | None = None  # None: no cap
 
 
 class TenantMetrics:
-    """What tenants do."""
+    """Lookups, traffic and usage by tenant."""
 
     def __init__(self, registry: Registry) -> None:
         size = Unit.BYTES
@@ -46,16 +46,16 @@ class TenantMetrics:
         )
 
     def looked_up(self, tenant: str, chunks: int, known: int) -> None:
-        """A lookup of a tenant's was answered."""
+        """A lookup of a tenant was answered."""
         self.lookup_chunks.add(known, (tenant, KNOWN))
         self.lookup_chunks.add(chunks - known, (tenant, ABSENT))
 
     def moved(self, tenant: str, direction: Direction, size_bytes: int) -> None:
-        """So much of a tenant's went to or came from engines."""
+        """Bytes of a tenant went to engines, or came from them."""
         self.moved_bytes.add(size_bytes, (tenant, direction))
 
     def held(self, rows: Mapping[tuple[str, str], TenantUsage]) -> None:
-        """What tenants have, are guaranteed and may take, by tier and tenant."""
+        """Set usage, floor and cap, by tier and tenant."""
         self.used.replace({labels: row.used_bytes for labels, row in rows.items()})
         self.floor.replace({labels: row.floor_bytes for labels, row in rows.items()})
         caps = {labels: row.cap_bytes for labels, row in rows.items()}

@@ -1,12 +1,12 @@
 """Who may use the HTTP port: the address it listens at, the token, and the Host header.
 
 An address other than loopback is refused without a token. At loopback the Host header must name
-this host, so that a page of somebody else's, whose name was made to point here (DNS rebinding),
-cannot read in a user's browser what the pool says.
+this host, so that a foreign web page whose name was made to point here (DNS rebinding) cannot read
+the pool's answers in a user's browser.
 
-Recent requests have ids that clients chose. At the pool's socket only operators may see them, and
-so it is here: with `metrics_requests=operators` whoever presents the token, or is known by the
-kernel to be an operator's process on this host.
+Recent requests have ids that clients chose. At the pool's socket only operators may see them. Here,
+with `metrics_requests=operators`, it is whoever presents the token, and processes on this host that
+the kernel reports as an operator's.
 """
 
 import base64
@@ -30,7 +30,7 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Access:
-    """Decides on requests; holds nothing that changes."""
+    """Decides who may send requests; immutable."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Access:
 
     @classmethod
     def of(cls, settings: Settings, operators: Collection[int] = ()) -> Self | None:
-        """As the settings say; None: nowhere. StartupError: a public address without a token."""
+        """As set; None if no address is. StartupError for a public address without a token."""
         found = parse_address(settings.metrics_address)
         if found is None:
             return None
@@ -63,15 +63,15 @@ class Access:
 
     @property
     def needs_token(self) -> bool:
-        """Whether a token must be presented."""
+        """Whether clients must present a token."""
         return self._token is not None
 
     def is_host_ours(self, host: str | None) -> bool:
-        """Whether a request's Host header may be meant for us; None: it has none."""
+        """Whether a request's Host header can mean this host; `host` is None if it has none."""
         if host is None:
             return False
         if not self._is_local:
-            return True  # names of this host are not known here; the token protects it
+            return True  # the names of this host are not known; the token protects it
         name = host.strip().lower()
         bare, colon, port = name.rpartition(":")
         if colon and port.isdecimal():
@@ -80,7 +80,7 @@ class Access:
         return name in _LOCAL_NAMES or name == self.address
 
     def refusal_of_requests(self, peer_uid: Callable[[], int | None]) -> str | None:
-        """Why who is allowed to ask may not see recent requests, in one sentence."""
+        """In one sentence, why an allowed client may not see recent requests; None if it may."""
         if self._requests == "none":
             return "this pool shows no requests over HTTP (metrics_requests=none); see: forebay why"
         if self._requests == "all" or self.needs_token or peer_uid() in self._operators:
@@ -91,7 +91,7 @@ class Access:
         )
 
     def is_allowed(self, authorization: str | None) -> bool:
-        """Whether a request presents the token, where one is needed."""
+        """Whether a request presents the token, if one is needed."""
         if self._token is None:
             return True
         return hmac.compare_digest(_presented(authorization or ""), self._token)
@@ -102,7 +102,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _presented(authorization: str) -> bytes:
-    """The token of an Authorization header: a bearer's, or the password of any user."""
+    """The token in an Authorization header: a bearer token, or the password of any user."""
     scheme, _, value = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode(errors="replace")
@@ -121,7 +121,7 @@ def _read_token(path: str) -> bytes:
             token = read_opened(file, _TOKEN_BYTES_MAX).strip()
     except SettingsError as error:
         raise StartupError(f"metrics_token_file: {error}") from None
-    # A file of root's for one group is how a cluster hands out secrets.
+    # Clusters provide secrets as files of root that one group may read.
     is_given = status.st_uid == 0 and not status.st_mode & (_BY_OTHERS & ~stat.S_IRGRP)
     if status.st_mode & _BY_OTHERS and not is_given:
         raise StartupError(

@@ -1,8 +1,8 @@
 """A snapshot of a pool as text for Prometheus, in the words of `prometheus_client`.
 
-The library writes each metric once, at ten microseconds a line; afterwards, while a metric has the
-same series, only the numbers at the ends of its lines are replaced. A test holds the text to what
-the library would write anew.
+The library writes each metric once, which takes ten microseconds per line; afterwards, while a
+metric has the same series, only the numbers at the ends of its lines are replaced. A test compares
+the result with what the library would write.
 """
 
 import threading
@@ -30,11 +30,11 @@ _DEFINITIONS: Final = {each.name: each for each in PoolMetrics().definitions()}
 
 
 class _WrittenMetric(NamedTuple):
-    """A metric as it was written before."""
+    """The text of a metric as it was written last, without its numbers."""
 
-    series: list[Mapping[str, str]]  # the labels of each
-    head: str  # help and type
-    starts: list[str]  # of every other line, all but its number
+    series: list[Mapping[str, str]]  # the labels of each series
+    head: str  # the lines with help and type
+    starts: list[str]  # every other line without its number
 
 
 class Exposition:
@@ -45,14 +45,14 @@ class Exposition:
         self._written: dict[str, _WrittenMetric] = {}
 
     def text(self, stats: Mapping[str, Any]) -> bytes:
-        """Every metric that has series; metrics that nobody defined are left out."""
+        """The text of every metric that has series; undefined metrics are left out."""
         with self._lock:
             texts = []
             for name, family in stats["metrics"].items():
                 definition = _DEFINITIONS.get(name)
                 if definition is not None and family["values"]:
                     texts.append(self._text_of(definition, family["values"]))
-                    time.sleep(0)  # the pool's thread goes first where it has something to do
+                    time.sleep(0)  # let the pool's thread go first if it has work
             return "".join(texts).encode()
 
     def _text_of(self, definition: Definition, values: list[Any]) -> str:
@@ -60,7 +60,7 @@ class Exposition:
         before = self._written.get(definition.name)
         if before is None or before.series != series:
             text = written_anew(definition, values)
-            lines = text.split("\n")[:-1]  # a label may hold what `splitlines` splits at
+            lines = text.split("\n")[:-1]  # `splitlines` would also split inside some labels
             head = "".join(f"{line}\n" for line in lines[:2])
             starts = [line.rpartition(" ")[0] for line in lines[2:]]
             self._written[definition.name] = _WrittenMetric(series, head, starts)
@@ -74,7 +74,7 @@ class Exposition:
 
 
 def written_anew(definition: Definition, values: list[Any]) -> str:
-    """A metric as the library writes it."""
+    """The text of a metric, written by the library."""
     return generate_latest(_One(_family(definition, values))).decode()
 
 
@@ -89,7 +89,7 @@ class _One(Collector):
 
 
 def _numbers(values: list[Any]) -> Iterator[float]:
-    """What stands at the end of each line, in the library's order."""
+    """The number at the end of each line, in the library's order."""
     for _, value in values:
         if isinstance(value, Mapping):
             yield from (count for _, count in value["buckets"])

@@ -1,8 +1,8 @@
 """Health: whether a record comes back from every tier, and the pool's socket answers, in time.
 
-What was found holds for `HOLDS_S` after it was: however often it is asked for, and however long a
-check takes, the tiers are probed no oftener. Nobody waits for more than one check.
-A probe disturbs nobody's chunk and leaves nothing behind; see `Core.probe`.
+A report is valid for `HOLDS_S`: however often it is asked for, and however long a check takes, the
+tiers are probed no more often. No caller waits for more than one check. A probe affects no chunks
+and leaves nothing behind; see `Core.probe`.
 """
 
 import queue
@@ -18,34 +18,34 @@ from forebay.sys.clock import Clock
 
 BOUND_S: Final = 5.0  # for all probes together; a tier that takes longer fails
 HOLDS_S: Final = 5.0
-WATCHED_S: Final = 30.0  # between two checks that only metrics want
-SOCKET: Final = "socket"  # stands where a tier's name does
-_MARGIN_S: Final = 1.0  # for a check that goes on beyond its bound
+WATCHED_S: Final = 30.0  # between two checks for metrics alone
+SOCKET: Final = "socket"  # takes the place of a tier's name
+_MARGIN_S: Final = 1.0  # for a check that exceeds its bound
 _GOES_ON: Final = "a check goes on and has not ended in time"
 
 
 class Probed(Protocol):
-    """What is probed: a running pool."""
+    """A running pool, as far as it is probed."""
 
     def probe(self, told: ProbeTold, timeout_s: float) -> list[tuple[str, int]] | None:
-        """Begin; None: the pool's thread did not answer in time."""
+        """Start a probe of every volume; None if the pool's thread does not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What a check found."""
+    """The result of a check."""
 
-    checks: tuple[dict[str, Any], ...]  # each of a tier's volume
-    at: float  # when the check had ended, monotonic
+    checks: tuple[dict[str, Any], ...]  # one per volume of a tier
+    at: float  # when the check ended, by the monotonic clock
 
     @property
     def is_well(self) -> bool:
-        """Whether all came back exact in time."""
+        """Whether every check succeeded in time."""
         return all(check["ok"] for check in self.checks)
 
 
 class HealthCheck:
-    """Checks one pool. Any thread may ask; the lock lets one check at a time."""
+    """Checks one pool. Any thread may call; the lock admits one check at a time."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class HealthCheck:
         self._last: HealthReport | None = None
 
     def report(self) -> HealthReport:
-        """The last report, or a new one where that is old; within about the bound.
+        """The last report, or a new one if that is too old; returns within about the bound.
 
-        Who waits for another's check in vain hears that it goes on: that is not well either.
+        If another caller's check does not end in time, the report says so, and is not well either.
         """
         if not self._lock.acquire(timeout=self._bound_s + _MARGIN_S):
             return HealthReport((_row("pool", 0, _GOES_ON),), time.monotonic())
@@ -75,7 +75,7 @@ class HealthCheck:
             self._lock.release()
 
     def refresh(self) -> None:
-        """See to it that a check begins, unless one was made lately; waits for nothing."""
+        """Start a check, unless there was one lately; does not wait."""
         last = self._last
         if last is not None and time.monotonic() - last.at < WATCHED_S:
             return
@@ -92,7 +92,7 @@ class HealthCheck:
             self._refreshing.release()
 
     def series(self) -> list[list[Any]]:
-        """The metric `healthy`, of the last report; empty where there is none."""
+        """The values of the metric `healthy` from the last report; empty if there is none."""
         checks = self._last.checks if self._last is not None else ()
         return [
             [{"tier": check["tier"], "volume": str(check["volume"])}, int(check["ok"])]
@@ -119,9 +119,9 @@ class HealthCheck:
         return tuple(rows)
 
     def _greet(self, until: float) -> str:
-        """Say Hello at the pool's own socket, as an operator's command does; why not, if it fails.
+        """Join at the pool's own socket, as an operator's command does; returns why that failed.
 
-        The pool runs in this process: its socket is trusted.
+        The pool runs in this process, so its socket is trusted.
         """
         session = PoolSession(self._socket_path, Clock(), engine=secrets.token_hex(16))
         session.is_operator = True

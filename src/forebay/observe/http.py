@@ -1,10 +1,11 @@
 """A small HTTP server: GET and HEAD, one request per connection, everything limited.
 
-Promised: whatever a client sends, or does not, costs at most one of a few threads for a few seconds
-and some KiB (`HttpLimits`). Who comes when all threads are taken gets the place of the connection
-that has been silent longest: one whose request has not come whole. If none is, it is told so.
-Nothing here touches the pool: what is answered comes from the handler. Assumed: the handler is
-bounded in time too, and any thread may call it.
+Promised: whatever a client sends, or does not send, costs at most one of a few threads for a few
+seconds and some KiB (`HttpLimits`). If all threads are taken, a new connection replaces the one
+that has been silent longest, that is, without a complete request; if there is none, the new one is
+refused with 503.
+Nothing here accesses the pool: answers come from the handler. Assumed: the handler is bounded in
+time too, and any thread may call it.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ from forebay.sys import sockets
 
 HEAD_BYTES_MAX: Final = 8192  # of a request: line and headers
 HEADERS_MAX: Final = 64
-_EXHAUSTED_S: Final = 0.5  # how long nobody is accepted when descriptors have run out
-_TOLD_S: Final = 60.0  # between two lines of the log that say so
+_EXHAUSTED_S: Final = 0.5  # without accepting, after descriptors have run out
+_TOLD_S: Final = 60.0  # between two log lines about that
 _UNREAD_BYTES_MAX: Final = 1 << 16  # read and thrown away before a connection is closed
 _BACKLOG: Final = 32
 _QUERY_FIELDS_MAX: Final = 8
@@ -38,32 +39,32 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """How much of the process clients may have; tests make it small."""
+    """Limits on what clients may use of this process; tests make them small."""
 
-    connections_max: int = 16  # a thread each
-    request_s: float = 5.0  # for a request's head to come whole, and again for its answer to go
-    give_way_s: float = 2.0  # for the thread of a silent client to end, when its place is wanted
+    connections_max: int = 16  # of one thread each
+    request_s: float = 5.0  # to receive a request's whole head, and again to send its answer
+    give_way_s: float = 2.0  # for a silent client's thread to end when its place is needed
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What a client wants, as far as it is looked at."""
+    """The parts of a request that are used."""
 
     method: str
     path: str  # decoded, without the query
     query: Mapping[str, str]
-    headers: Mapping[str, str]  # by lower-case name; the last of a name counts
-    peer_uid: Callable[[], int | None] = lambda: None  # the client's user, if that can be seen
+    headers: Mapping[str, str]  # by lower-case name; of several with one name, the last
+    peer_uid: Callable[[], int | None] = lambda: None  # the client's user, if it can be seen
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What it gets."""
+    """The answer to a request."""
 
     status: HTTPStatus = HTTPStatus.OK
     body: bytes = b""
     content_type: str = _PLAIN
-    headers: Mapping[str, str] = field(default_factory=dict)  # besides those that all have
+    headers: Mapping[str, str] = field(default_factory=dict)  # in addition to the usual ones
 
 
 HttpHandler = Callable[[HttpRequest], HttpResponse]
@@ -79,14 +80,14 @@ class HttpServer:
         barrier: Barrier,
         limits: HttpLimits | None = None,
     ) -> None:
-        """Listen; OSError as the kernel says it."""
+        """Start to listen; raises the kernel's OSError."""
         self._access, self._handler, self._barrier = access, handler, barrier
         self._limits = limits or HttpLimits()
         self._listener = sockets.listen_tcp(access.address, access.port, _BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self._places = threading.BoundedSemaphore(self._limits.connections_max)
         self._lock = threading.Lock()  # guards `_silent`, and keeps what is in it open
-        self._silent: dict[socket.socket, None] = {}  # no whole request came; the oldest first
+        self._silent: dict[socket.socket, None] = {}  # without a complete request, oldest first
         self._told_at = -_TOLD_S  # monotonic
         self._is_closing = False
         self._thread = threading.Thread(target=self._accept, name="forebay-http", daemon=True)
@@ -94,12 +95,12 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL at which it answers."""
         address = self._access.address
         return f"http://{f'[{address}]' if ':' in address else address}:{self.port}"
 
     def close(self, timeout_s: float) -> None:
-        """Accept nobody any more; answers under way go on, and end in time."""
+        """Accept no more connections; answers under way go on, and end in time."""
         self._is_closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -141,9 +142,9 @@ class HttpServer:
             self._end(link)
 
     def _take_place(self) -> bool:
-        """Have the place of who has been silent longest; False: nobody is, or it takes too long.
+        """Take the place of the client that was silent longest; False if none is, or it takes long.
 
-        What it had sent is still read: a whole request is answered before its place is free.
+        What that client has sent is still read: if its request is complete, it is answered first.
         """
         with self._lock:
             oldest = next(iter(self._silent), None)
@@ -166,7 +167,7 @@ class HttpServer:
         self._places.release()
 
     def _heard(self, link: socket.socket) -> None:
-        """A request has come whole, or never will."""
+        """A client's request is complete, or will never be."""
         with self._lock:
             self._silent.pop(link, None)
 
@@ -175,7 +176,7 @@ class HttpServer:
         head = _receive_head(link, timeout_s)
         self._heard(link)
         if head is None:
-            return  # it hung up, or was too slow: nobody waits for an answer
+            return  # the client hung up or was too slow: nobody waits for an answer
         parsed = parse_head(head)
         if isinstance(parsed, HttpResponse):
             _send(link, _encode(parsed, "GET"), timeout_s)
@@ -197,7 +198,7 @@ class HttpServer:
 
 
 def parse_head(head: bytes) -> HttpRequest | HttpResponse:
-    """A request's line and headers, or why they are refused."""
+    """Parse a request's line and headers; an answer with an error if they are refused."""
     if len(head) > HEAD_BYTES_MAX:
         return HttpResponse(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"this request's head is too long\n"
@@ -229,7 +230,7 @@ def parse_head(head: bytes) -> HttpRequest | HttpResponse:
 
 
 def _receive_head(link: socket.socket, timeout_s: float) -> bytes | None:
-    """All up to the empty line; None: it did not come in time. What is too long is not read on."""
+    """Read up to the empty line; None if that did not come in time. Stops at `HEAD_BYTES_MAX`."""
     until = time.monotonic() + timeout_s
     head = b""
     while _END not in head and len(head) <= HEAD_BYTES_MAX:
@@ -248,14 +249,14 @@ def _receive_head(link: socket.socket, timeout_s: float) -> bytes | None:
 
 
 def _send(link: socket.socket, data: bytes, timeout_s: float) -> None:
-    """As much as the client takes in time; `sendall` has one bound for all of it."""
+    """Send as much as the client takes in time; the timeout of `sendall` is for the whole."""
     link.settimeout(timeout_s)
     with contextlib.suppress(OSError):
         link.sendall(data)
 
 
 def _hang_up(link: socket.socket) -> None:
-    """Close a connection; what it sent and nobody read would take the answer from it."""
+    """Close a connection; unread bytes are read first, else the client could lose its answer."""
     with contextlib.suppress(OSError):
         link.shutdown(socket.SHUT_WR)
         link.settimeout(0.0)

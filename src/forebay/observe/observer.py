@@ -1,14 +1,14 @@
 """The observer of a pool: an HTTP server whose answers come from snapshots.
 
-    /                 the dashboard, a page that asks for the last two
+    /                 the dashboard, a page that uses the last two
     /metrics          text for Prometheus
     /healthz          200 if a record came back exact from every tier in time, else 503
     /readyz           200 if the pool's thread answers, else 503
     /stats.json       what `forebay stats --json` prints
     /requests.json    recent requests; ?after=N and ?last=N choose among them
 
-Snapshots are made by the pool's thread between two rounds and serve everyone for `FRESH_S`; what
-costs time, the text and the JSON, is made on the client's own thread.
+The pool's thread takes snapshots between two rounds, and each is used for `FRESH_S`; what takes
+time, writing text and JSON, happens on the client's own thread.
 """
 
 import logging
@@ -30,7 +30,7 @@ from forebay.pool.wire import json_bytes
 from forebay.settings import Settings
 
 FRESH_S: Final = 1.0
-ANSWER_S: Final = 2.0  # for the pool's thread; longer than it is ever busy
+ANSWER_S: Final = 2.0  # that the pool's thread has to answer; longer than it is ever busy
 REQUESTS_MAX: Final = 1000  # in one answer
 _JSON: Final = "application/json"
 _BUSY: Final = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the pool did not answer in time\n")
@@ -38,16 +38,16 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Observer:
-    """Answers for one pool. `answer` may be called on any thread; the lock guards the snapshot."""
+    """Answers for one pool. Any thread may call `answer`; the lock guards the snapshot."""
 
     def __init__(self, service: Service, access: Access | None = None) -> None:
-        """Without `access`, everything is shown to whoever asks."""
+        """Without `access`, everything is shown to everybody."""
         self._service, self._access = service, access
         self._health = HealthCheck(service, service.address.path)
         self._exposition = Exposition()
         self._lock = threading.Lock()
         self._stats: dict[str, Any] | None = None
-        self._taken_at = -FRESH_S  # when the last try to have a snapshot ended, monotonic
+        self._taken_at = -FRESH_S  # when the last attempt at a snapshot ended, monotonic
         self._routes: dict[str, HttpHandler] = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -58,7 +58,7 @@ class Observer:
         }
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """What a request gets."""
+        """The answer to a request."""
         handler = self._routes.get(request.path)
         if handler is None:
             paths = " ".join(sorted(self._routes)).encode()
@@ -66,9 +66,10 @@ class Observer:
         return handler(request)
 
     def stats(self) -> dict[str, Any] | None:
-        """A snapshot that is not older than `FRESH_S`; None: the pool did not answer in time.
+        """A snapshot no older than `FRESH_S`; None if the pool did not answer in time.
 
-        That it did not holds for `FRESH_S` as well: who waits meanwhile does not wait again.
+        A missing answer is remembered for `FRESH_S` as well, so that waiting callers do not wait
+        again.
         """
         if not self._lock.acquire(timeout=2 * ANSWER_S):
             return None
@@ -124,7 +125,7 @@ class Observer:
 def start(
     settings: Settings, service: Service, barrier: Barrier, access: Access | None
 ) -> HttpServer | None:
-    """Answer for a pool where `access` says; None, and one line, if that cannot be had."""
+    """Answer for a pool at the address of `access`; None, with one line in the log, on failure."""
     if access is None:
         return None
     observer = Observer(service, access)
@@ -146,7 +147,7 @@ def _json(found: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
 
 
 def _stats_text(stats: Mapping[str, Any]) -> bytes:
-    """A snapshot as JSON, made in pieces like requests: it has some 10,000 numbers."""
+    """A snapshot as JSON, written in pieces like requests: it has some 10,000 numbers."""
     texts = []
     for name, family in stats["metrics"].items():
         texts.append(json_bytes(name) + b": " + json_bytes(family))
@@ -156,7 +157,7 @@ def _stats_text(stats: Mapping[str, Any]) -> bytes:
 
 
 def _joined(requests: list[RecentRequest]) -> bytes:
-    """Requests as a JSON list, made in pieces: the pool's thread may have its turn in between."""
+    """Requests as a JSON list, written in pieces so that the pool's thread can run in between."""
     texts = []
     for number, request in enumerate(requests, 1):
         texts.append(request.to_json())

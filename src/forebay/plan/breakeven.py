@@ -1,10 +1,10 @@
 """When loading KV beats computing it again.
 
 Loading n tokens takes latency + bytes(n) / bandwidth, computing them n / prefill rate. Loading wins
-above the bandwidth prefill rate x bytes a token, and there from the number of tokens on that pays
-for the latency. With tensor parallelism each GPU has a link of its own for what its rank holds; a
-drive or a network carries what all ranks hold, each number once. The prefill rate is taken as
-constant; it falls with the context, so that loading a long prefix wins by more than is shown.
+if the bandwidth is above prefill rate x bytes per token, from the number of tokens on that makes up
+for the latency. With tensor parallelism each GPU has its own link for what its rank holds; a drive
+or a network carries what all ranks hold, each number once. The prefill rate is assumed to be
+constant; in fact it falls with the context, so loading a long prefix wins by more than is shown.
 """
 
 from collections.abc import Iterable
@@ -24,14 +24,14 @@ class KvSource:
     name: str
     bytes_s: float
     latency_us: float
-    is_per_gpu: bool = False  # each GPU has one of its own; else all of a host share it
+    is_per_gpu: bool = False  # each GPU has its own; else all GPUs of a host share it
 
     def __post_init__(self) -> None:
         real(f"bandwidth of {self.name}", self.bytes_s)
         real("latency_us", self.latency_us, most=1e9, zero=True)
 
 
-# PCIe as measured with pinned memory; networks at line rate, which a real one approaches.
+# PCIe as measured with pinned memory; networks at line rate, which real ones nearly reach.
 SOURCES: Final[dict[str, KvSource]] = {
     "pcie5-x16": KvSource("pcie5-x16", 54.5 * GB, 20.0, is_per_gpu=True),
     **{
@@ -52,7 +52,7 @@ class SourceBreakeven:
     bytes_s: float
     latency_us: float
     is_per_gpu: bool
-    wins_from_tokens: int | None  # the shortest prefix that loads faster; none: none does
+    wins_from_tokens: int | None  # the shortest prefix that loads faster; None: none does
     load_ms: float  # for `tokens`
     speedup: float  # recompute / load, for `tokens`
 
@@ -65,8 +65,8 @@ class Breakeven:
     tp: int
     prefill_tps: float  # of all ranks together
     token_bytes: int
-    even_bytes_s: float  # the bandwidth that equals recomputing, latency aside, at `tokens`
-    even_gpu_bytes_s: float  # the same of each GPU's own link
+    even_bytes_s: float  # bandwidth at which both take as long for `tokens`, without latency
+    even_gpu_bytes_s: float  # the same for each GPU's own link
     recompute_ms: float  # for `tokens`
     contests: tuple[SourceBreakeven, ...]
 
@@ -74,7 +74,7 @@ class Breakeven:
 def breakeven(
     shape: Shape, prefill_tps: float, tokens: int, sources: Iterable[KvSource], tp: int = 1
 ) -> Breakeven:
-    """Each source against recomputing at the measured rate, in prompt tokens per second."""
+    """Compare each source with recomputing at the measured rate, in prompt tokens per second."""
     real("prefill_tps", prefill_tps, most=1e12)
     whole("tokens", tokens, most=TOKENS_MAX)
     rank = shape.rank(tp)

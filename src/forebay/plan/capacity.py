@@ -1,7 +1,7 @@
 """What a load needs, and what a machine holds: KV in all, contexts and users that fit.
 
-Tokens are counted singly. An engine rounds each sequence up to whole blocks (vLLM: 16 tokens), so
-it may hold a little less.
+Tokens are not rounded to blocks. An engine rounds each sequence up to whole blocks (vLLM: 16
+tokens), so it may hold a little less.
 """
 
 from dataclasses import dataclass
@@ -16,44 +16,44 @@ TOKENS_MAX: Final = 10**9  # of one sequence
 
 @dataclass(frozen=True, slots=True)
 class GroupNeed:
-    """The share of one kind of layer."""
+    """The KV of one group of layers."""
 
     kind: LayerKind
     layers: int
-    formula: str  # with the numbers put in
+    formula: str  # with the numbers filled in
     total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class KvNeed:
-    """KV of a batch, over all ranks, each number counted once."""
+    """The KV of a batch over all ranks, with each number counted once."""
 
     model: str
     batch: int
     tokens: int
     bits: int
     tp: int
-    token_bytes: int  # one token in every layer
-    growing_token_bytes: int  # one token once every sliding window is full
+    token_bytes: int  # of one token in all layers
+    growing_token_bytes: int  # of one more token once every sliding window is full
     total_bytes: int
-    rank_bytes: int  # of the total, what each tensor-parallel rank holds, copies included
-    classic_token_bytes: int  # as if every attention head kept its own K and V
+    rank_bytes: int  # that each tensor-parallel rank holds, copies included
+    classic_token_bytes: int  # as if every attention head had its own K and V
     classic_total_bytes: int
-    classic_factor: float  # classic / true, over the whole batch
+    classic_factor: float  # classic / real size of the batch
     groups: tuple[GroupNeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMachine:
-    """GPUs that serve one model; each replica spans `tp` of them."""
+    """GPUs that serve one model; each replica uses `tp` of them."""
 
     gpus: int
     gpu_memory_bytes: int
     weights_bytes: int  # of one replica
-    pool_bytes: int  # DRAM and NVMe beneath the GPUs
+    pool_bytes: int  # the pool's DRAM and NVMe
     tp: int
     utilization: float = 0.9  # vLLM's gpu_memory_utilization
-    reserve_bytes: int = 2 << 30  # a GPU: activations, graphs, communication buffers
+    reserve_bytes: int = 2 << 30  # per GPU: activations, graphs, communication buffers
 
     def __post_init__(self) -> None:
         whole("gpus", self.gpus, most=10**6)
@@ -68,7 +68,7 @@ class GpuMachine:
 
     @property
     def room_bytes(self) -> int:
-        """Memory for KV of one replica; 0 where the weights do not fit."""
+        """Memory for the KV of one replica; 0 if the weights do not fit."""
         usable_bytes = round(self.gpu_memory_bytes * self.utilization) - self.reserve_bytes
         return max(0, self.tp * usable_bytes - self.weights_bytes)
 
@@ -83,9 +83,9 @@ class Capacity:
     room_bytes: int  # over all replicas
     context_bytes: int  # of one user on the GPUs, copies on ranks included
     pool_context_bytes: int  # of one user in the pool, each number once
-    longest_context_tokens: int  # a running request lies on the GPUs whole: a pool adds none
-    users_running: int  # whose context lies on the GPUs at once
-    users_kept: int  # whose context need not be recomputed, with the pool
+    longest_context_tokens: int  # a running request must fit on the GPUs: a pool adds nothing
+    users_running: int  # whose contexts are on the GPUs at the same time
+    users_kept: int  # whose contexts need not be recomputed, with the pool
 
 
 def kv_need(shape: Shape, batch: int, tokens: int, tp: int = 1) -> KvNeed:
@@ -123,9 +123,9 @@ def kv_need(shape: Shape, batch: int, tokens: int, tp: int = 1) -> KvNeed:
 def capacity(
     shape: Shape, machine: GpuMachine, tokens: int, pooled: Shape | None = None
 ) -> Capacity:
-    """How long a context, and how many of `tokens` tokens, the machine holds.
+    """The longest context, and how many contexts of `tokens` tokens, the machine holds.
 
-    `pooled` is the shape as it lies in a pool; None: as on the GPUs.
+    `pooled` is the shape of KV in the pool; None: as on the GPUs.
     """
     pooled = pooled or shape
     whole("tokens", tokens, most=TOKENS_MAX)
@@ -137,7 +137,7 @@ def capacity(
 
     replicas = machine.gpus // machine.tp
     users_running = replicas * (room_bytes // held_bytes(tokens))
-    # Where nobody can run, nobody comes back to a kept context.
+    # If no user can run, none comes back to a kept context.
     users_parked = machine.pool_bytes // pooled.sequence_bytes(tokens) if users_running else 0
     return Capacity(
         tokens=tokens,

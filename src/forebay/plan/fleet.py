@@ -46,12 +46,12 @@ _TB: Final = 10**12
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """What a server is given for its pool; prices move, so these are to be replaced."""
+    """A server's DRAM and drives for its pool; the default prices are meant to be replaced."""
 
     dram_bytes: int = 1 << 40
     nvme_bytes: int = 30_720 * 10**9  # four drives of 7.68 TB
-    dram_gib_price: float = 10.0  # in dollars, a GiB
-    nvme_tb_price: float = 200.0  # in dollars, a TB
+    dram_gib_price: float = 10.0  # in dollars per GiB
+    nvme_tb_price: float = 200.0  # in dollars per TB
 
     def __post_init__(self) -> None:
         whole("pool_dram", self.dram_bytes, least=0, most=1 << 60)
@@ -61,7 +61,7 @@ class PoolParts:
 
     @property
     def price(self) -> float:
-        """Of DRAM and drives, in dollars."""
+        """The price of DRAM and drives, in dollars."""
         dram = self.dram_bytes / _GIB * self.dram_gib_price
         return dram + self.nvme_bytes / _TB * self.nvme_tb_price
 
@@ -75,9 +75,9 @@ class ServerSpec:
     power_kw_min: float = 10.0
     power_kw_max: float = 12.0
     price: float = 500_000.0  # in dollars
-    pool_price: float | None = None  # in dollars, where it is known; None: by its parts
+    pool_price: float | None = None  # in dollars, if known; None: that of its parts
     pool: PoolParts = field(default_factory=PoolParts)
-    cooling_ratio: float = 0.3  # kW of cooling a kW of load
+    cooling_ratio: float = 0.3  # kW of cooling per kW of load
 
     def __post_init__(self) -> None:
         whole("server_gpus", self.server_gpus, most=10**4)
@@ -93,7 +93,7 @@ class ServerSpec:
 
     @property
     def pool_dollars(self) -> float:
-        """What a server's pool adds to its price."""
+        """The price of a server's pool, in dollars."""
         return self.pool.price if self.pool_price is None else self.pool_price
 
 
@@ -101,7 +101,7 @@ class ServerSpec:
 class Fleet:
     """Servers that carry a load."""
 
-    clients_per_server: int  # under the SLA
+    clients_per_server: int  # within the SLA
     servers: int
     gpus: int
     rack_units: int
@@ -115,7 +115,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The same load on GPUs alone and with a pool beneath them."""
+    """The same load on servers without a pool and with one."""
 
     clients: int
     without: Fleet
@@ -127,7 +127,7 @@ class FleetLoad:
     """The load to carry: clients, the servers it runs on without a pool, or both."""
 
     clients: int | None = None
-    baseline_servers: int | None = None  # what GPU-only is known or decided to take
+    baseline_servers: int | None = None  # that it takes without a pool, if known
 
     def __post_init__(self) -> None:
         if self.clients is None and self.baseline_servers is None:
@@ -139,7 +139,7 @@ class FleetLoad:
 
 
 def cost(load: FleetLoad, clients_without: int, clients_pooled: int, server: ServerSpec) -> Cost:
-    """Servers = ceil(target clients / clients under the SLA); the rest follows from them."""
+    """Servers = ceil(target clients / clients within the SLA); all other figures follow."""
     whole("clients_without", clients_without, most=10**9)
     whole("clients_with", clients_pooled, most=10**9)
     baseline = load.baseline_servers

@@ -1,9 +1,9 @@
 """What a pool of each size would have found in a real trace.
 
-One cache of chunks is driven through the requests in order, evicting the least recently used, and
-again with knowledge of the future: no policy does better than that. The hit rate is the share of
-all prompt tokens that were found. A chunk takes its bytes in every layer; of a sliding window the
-pool may keep less.
+One cache of chunks serves the requests in order, evicting the least recently used, and again with
+knowledge of the future, the upper bound for any policy. The hit rate is the share of all prompt
+tokens that were found. A chunk is counted with all its layers; of sliding windows the pool may keep
+less.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from forebay.sim.replay import Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request
 
 SIZES_MAX: Final = 32
-# Of all distinct chunks of the trace, where no sizes are given.
+# Fractions (1/n) of all distinct chunks of the trace, if no sizes are given.
 _SHARES: Final = (256, 64, 16, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class HitRate:
-    """One size of pool."""
+    """Hit rates of a pool of one size."""
 
     size_bytes: int
     lru: float
@@ -32,19 +32,19 @@ class HitRate:
 
 @dataclass(frozen=True, slots=True)
 class TraceHits:
-    """A trace at several sizes."""
+    """A trace's hit rates at several sizes."""
 
     requests: int
     prompt_tokens: int
     chunk_bytes: int
-    distinct_bytes: int  # all chunks of the trace, each once: a larger pool finds nothing more
+    distinct_bytes: int  # of all distinct chunks of the trace: a larger pool finds no more
     rates: tuple[HitRate, ...]
 
 
 def trace_hits(
     shape: Shape, requests: Sequence[Request], sizes_bytes: Sequence[int] = ()
 ) -> TraceHits:
-    """Hit rates at the given sizes, or at shares of what the trace holds."""
+    """Hit rates at the given sizes, or at fractions of the trace's distinct chunks."""
     chunk_bytes = shape.token_bytes * CHUNK_TOKENS
     if not chunk_bytes:
         raise SettingsError(f"MODEL {shape.name} keeps no KV a token; a trace cannot size it.")

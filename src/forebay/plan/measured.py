@@ -13,7 +13,7 @@ from forebay.errors import SettingsError
 from forebay.plan.number import real
 
 STEPS_MAX: Final = 10_000
-FAILED_SHARE_MAX: Final = 0.01  # of a step's requests; what refuses more serves nobody
+FAILED_SHARE_MAX: Final = 0.01  # of a step's requests; with more failures it breaks any SLA
 
 STATISTICS: Final = ("mean", "p50", "p95", "p99")  # of times over requests
 
@@ -23,12 +23,12 @@ Real = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """What a step must keep to count."""
+    """The bounds that a step must meet."""
 
     tpot_ms: float = 50.0  # time per output token
     ttft_ms: float | None = None  # time to the first token
     e2e_ms: float | None = None  # time to the last token
-    at: str = "mean"  # of the step's requests: one of STATISTICS
+    at: str = "mean"  # which of STATISTICS over the step's requests is bounded
 
     def __post_init__(self) -> None:
         real("tpot_ms", self.tpot_ms)
@@ -42,18 +42,18 @@ class Sla:
         return " and ".join(f"{self.at} {bound}" for bound in self.bounds())
 
     def bounds(self) -> list[str]:
-        """Each as `TPOT <= 50 ms`."""
+        """Each bound as text, such as `TPOT <= 50 ms`."""
         named = [("TPOT", self.tpot_ms), ("TTFT", self.ttft_ms), ("end to end", self.e2e_ms)]
         return [f"{name} <= {bound:g} ms" for name, bound in named if bound is not None]
 
     def of(self, times: "TimeStats | None") -> float | None:
-        """The statistic that is bounded; None where it was not measured."""
+        """The bounded statistic of a time; None if it was not measured."""
         found = None if times is None else getattr(times, self.at)
         assert found is None or isinstance(found, float | int)
         return found
 
     def admits(self, ttft_ms: float, tpot_ms: float | None, e2e_ms: float) -> bool:
-        """Whether one request is within every bound; one of a single token has no TPOT."""
+        """Whether one request is within every bound; with a single token it has no TPOT."""
         pairs = [(tpot_ms, self.tpot_ms), (ttft_ms, self.ttft_ms), (e2e_ms, self.e2e_ms)]
         return all(time <= bound for time, bound in pairs if time is not None and bound is not None)
 
@@ -68,7 +68,7 @@ class TimeStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One load of one benchmark: so many clients at once."""
+    """One step of a benchmark, with a number of clients at once."""
 
     clients: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     req_s: Real
@@ -81,13 +81,13 @@ class MeasuredStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def failed_share(self) -> float:
-        """Of all requests; where nobody says how many were answered, one error counts as all."""
+        """The share of requests that failed; 1 if any did and the answered ones are unknown."""
         if not self.errors:
             return 0.0
         return 1.0 if self.requests is None else self.errors / (self.errors + self.requests)
 
     def meets(self, sla: Sla) -> bool:
-        """Whether the step is within the SLA; a bound on a time that was not measured is broken."""
+        """Whether the step is within the SLA; a bound on an unmeasured time counts as broken."""
         if self.failed_share > FAILED_SHARE_MAX:
             return False
         pairs = [
@@ -103,7 +103,7 @@ _Step = TypeVar("_Step", bound=MeasuredStep)
 
 
 def judged(steps: Iterable[_Step], sla: Sla) -> tuple[_Step | None, _Step | None]:
-    """The operating point and the first violation, where there are such."""
+    """The operating point and the first violation; None for what there is not."""
     point = None
     for step in sorted(steps, key=lambda step: step.clients):
         if not step.meets(sla):
@@ -113,7 +113,7 @@ def judged(steps: Iterable[_Step], sla: Sla) -> tuple[_Step | None, _Step | None
 
 
 def operating_point(source: str, steps: Iterable[MeasuredStep], sla: Sla) -> MeasuredStep:
-    """The last step before the first violation; an error if not even the first one is within."""
+    """The last step before the first violation; SettingsError if the first step violates."""
     point, first = judged(steps, sla)
     if point is None:
         assert first is not None

@@ -1,7 +1,7 @@
 """Numbers from people and files, checked once: in range, finite, and of the right type.
 
-The upper limits are far beyond any machine; they keep every later product within what a float and
-a table can show.
+The upper limits are far beyond any machine; they keep every later product within what floats can
+represent and tables can show.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 from forebay.errors import SettingsError
 
 WHOLE_MAX: Final = 10**12
-REAL_MIN: Final = 1e-9  # smaller ones are meant as zero, and their quotients overflow
+REAL_MIN: Final = 1e-9  # smaller numbers probably mean zero, and quotients with them overflow
 REAL_MAX: Final = 1e18
 
 
@@ -37,5 +37,5 @@ def real(field: str, value: object, *, most: float = REAL_MAX, zero: bool = Fals
 
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) > REAL_MAX:
-        return "a number of that size"  # its digits alone could fill a screen
+        return "a number of that size"  # its digits could fill a screen
     return repr(value)[:40]

@@ -2,8 +2,8 @@
 
 Little's law. While `users` are active and each stays for a session, users / session new contexts
 come each second; a tier that keeps a context for a time T after its user left holds
-users x (1 + T / session) of them. NVMe holds every context that lives, DRAM those that may be
-asked for in the next minutes; a chunk may lie in both.
+users x (1 + T / session) of them. NVMe holds every context that is still kept, DRAM those that may
+be asked for in the next minutes; a chunk may be in both.
 """
 
 import math
@@ -24,9 +24,9 @@ class Demand:
 
     users: int  # active at the same time
     context_tokens: int  # of one user at the end of a session
-    live_hours: float = 24.0  # NVMe keeps a context so long after its user left
+    live_hours: float = 24.0  # how long NVMe keeps a context after its user left
     session_minutes: float = 30.0  # how long a user stays
-    dram_minutes: float = 10.0  # DRAM keeps a context so long after its user left
+    dram_minutes: float = 10.0  # how long DRAM keeps a context after its user left
     headroom: float = 0.1  # room for regions being written and for peaks
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """What to buy."""
+    """The size of a pool."""
 
     context_bytes: int  # of one user
     new_contexts_per_day: float
@@ -53,11 +53,11 @@ class PoolSize:
     contexts_in_nvme: int
     dram_bytes: int
     nvme_bytes: int
-    writes_per_day_bytes: int  # every new token written once, in every layer: before admission
+    writes_per_day_bytes: int  # if every new token is written once: an upper bound
 
 
 def pool_size(shape: Shape, demand: Demand) -> PoolSize:
-    """DRAM and NVMe for a demand."""
+    """The DRAM and NVMe that a demand needs."""
     context_bytes = shape.sequence_bytes(demand.context_tokens)
     session_s = demand.session_minutes * 60
     per_day = demand.users * DAY_S / session_s

@@ -1,8 +1,8 @@
 """When a hit in a store pays, and what the store costs a day.
 
-A hit pays when the store brings it sooner than the GPU computes it, and where the GPU's time is
-money, when its GETs cost less than the time that they save. A store is sent what is asked for
-again, in packs; a hit reads one record a chunk.
+A hit pays if loading it takes less time than computing it, and, if the GPU's time has a price, if
+its GETs cost less than the time that they save. What is asked for again is sent to a store, in
+packs; a hit reads one record per chunk.
 """
 
 import math
@@ -15,7 +15,7 @@ from forebay.plan.number import real, whole
 from forebay.terms import StorePrices
 from forebay.tiers.remote.options import RemoteOptions
 
-OPTIONS: Final = RemoteOptions()  # that pools work with
+OPTIONS: Final = RemoteOptions()  # those that pools use
 _DAY_S: Final = 86_400.0
 _PROMPTS_MAX: Final = 10**12
 _HOSTS_MAX: Final = 10_000
@@ -23,12 +23,12 @@ _HOSTS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StoreLoad:
-    """What hosts do with a store in a day."""
+    """How much hosts use a store in a day."""
 
     prompts: int = 100_000  # of all hosts
     prompt_tokens: int = 8192  # of each, the history included
-    hit_share: float = 0.2  # of the prompts' tokens, that come from the store
-    sent_share: float = 0.1  # of the prompts' tokens, that are new there and worth sending
+    hit_share: float = 0.2  # share of the prompts' tokens that come from the store
+    sent_share: float = 0.1  # share of the prompts' tokens that are sent to the store
     days_kept: float = 3.0  # until a pack is evicted
     hosts: int = 4
     chunk_tokens: int = 256
@@ -47,7 +47,7 @@ class StoreLoad:
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """A store against recomputing."""
+    """A store compared with recomputing."""
 
     pays: SourceBreakeven
     prefill_tps: float
@@ -60,8 +60,8 @@ class StorePlan:
     stored_bytes: float
     dollars_a_day: float
     saved_gpu_hours_a_day: float
-    saved_dollars_a_day: float  # by that, at the price of the GPUs
-    even_share: float | None  # of tokens from the store, at which both are equal; None: never
+    saved_dollars_a_day: float  # the price of these GPU hours
+    even_share: float | None  # share of tokens from the store at which both cost the same
 
 
 def store_plan(

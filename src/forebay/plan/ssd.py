@@ -1,8 +1,8 @@
 """How long a drive lives under a day's writes, at random and at sequential endurance.
 
 A drive is rated in bytes written over its life (TBW). The usual figure is for small random writes,
-where the drive itself writes several times what it is told; Forebay writes whole regions in
-sequence, for which some makers publish a second, higher figure.
+which the drive turns into several times as many bytes; Forebay writes whole regions sequentially,
+for which some makers publish a second, higher figure.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class SsdModel:
 
     name: str
     capacity_bytes: int
-    random_bytes: int  # endurance: bytes written over its life, 4 KiB random
-    sequential_bytes: int | None = None  # the same for sequential writes, where published
+    random_bytes: int  # endurance: bytes of random 4 KiB writes over its life
+    sequential_bytes: int | None = None  # the same for sequential writes, if published
     warranty_years: float = 5.0
-    read_bytes_s: int | None = None  # sequential; none for a drive that is only worn, not read
+    read_bytes_s: int | None = None  # sequential; None if only the drive's wear is wanted
     latency_us: float = 100.0  # typical read
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class SsdModel:
 
 
 def rated_bytes(capacity_bytes: int, dwpd: float, warranty_years: float) -> int:
-    """Endurance in bytes of a drive that is rated in drive writes a day."""
+    """The endurance in bytes of a drive that is rated in drive writes per day."""
     whole("capacity", capacity_bytes, most=_SIZE_MAX)
     real("dwpd", dwpd, most=1e4)
     real("warranty_years", warranty_years, most=100.0)
@@ -77,22 +77,22 @@ DRIVES: Final[dict[str, SsdModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """What a day's writes do to a set of equal drives."""
+    """The wear of a set of equal drives under a day's writes."""
 
     drive: str
     drives: int
     writes_per_day_bytes: int  # over all drives
-    dwpd: float  # drive writes a day that the load asks for
-    residence_days: float  # until a record is overwritten, the regions being used in turn
-    random_dwpd: float  # what the drive is rated for
+    dwpd: float  # drive writes per day under this load
+    residence_days: float  # until a record is overwritten, if regions are used in turn
+    random_dwpd: float  # that the drive is rated for
     random_years: float
-    sequential_dwpd: float | None  # none: not published
+    sequential_dwpd: float | None  # None: not published
     sequential_years: float | None
     warranty_years: float
 
 
 def wear(drive: SsdModel, drives: int, writes_per_day_bytes: int) -> Wear:
-    """DWPD and years of life."""
+    """Drive writes per day and years of life under these writes."""
     whole("drives", drives, most=10**6)
     whole("writes_per_day", writes_per_day_bytes, most=_SIZE_MAX)
     per_drive_bytes = writes_per_day_bytes / drives

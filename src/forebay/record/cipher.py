@@ -1,10 +1,10 @@
 """Encryption of records: AES-256-GCM, with the whole header as associated data.
 
-A record's key is derived from a data key and 32 random bytes of its header, new with every write:
+A record's key is derived from a data key and 32 random bytes in its header, new with every write:
 each key encrypts one message, so the nonce is always zero. The header, with the place that the
-medium notes there, is authenticated with the payload: a record is what it says it is, in the place
-that it names, or it is not opened. The digest of the plain payload is encrypted with it; the hash
-in the header is that of the stored bytes, so that whoever has no key can still find damage.
+medium notes there, is authenticated with the payload: a record that is not what its header says, or
+not in the place that it names, is not opened. The digest of the plain payload is encrypted with the
+payload; the hash in the header is that of the stored bytes, so damage can be found without a key.
 """
 
 from dataclasses import replace
@@ -31,11 +31,11 @@ from forebay.record.keyring import DataKey, RecordKeys, new_salt, record_secret,
 _NONCE: Final = bytes(12)
 _NO_HASH: Final = bytes(HASH_BYTES)
 _SHARDS_BYTES: Final = 4
-_PIECE_BYTES: Final = 256 << 10  # encrypted, then hashed while a core's cache has it
+_PIECE_BYTES: Final = 256 << 10  # encrypted, then hashed while it is in the core's cache
 
 
 class Wrapped(NamedTuple):
-    """A data key, encrypted."""
+    """An encrypted data key."""
 
     salt: bytes
     secret: bytes
@@ -45,9 +45,9 @@ class Wrapped(NamedTuple):
 def seal(
     header: RecordHeader, medium: bytes, key: DataKey, source: memoryview, target: memoryview
 ) -> RecordHeader:
-    """Encrypt a payload: `target` becomes the whole record, header page and padding with it.
+    """Encrypt a payload: `target` becomes the whole record, with header page and padding.
 
-    `header` has the digest of the plain payload; the answer is the header as it is stored.
+    `header` has the digest of the plain payload; returns the header as it is stored.
     """
     page, stored, length = target[:HEADER_BYTES], target[HEADER_BYTES:], header.length
     sealing = Sealing(key.id, new_salt())
@@ -67,7 +67,7 @@ def seal(
 
 
 def _encrypted(encryptor: AEADEncryptionContext, source: memoryview, target: memoryview) -> bytes:
-    """Encrypt into the front of `target`; the hash of what is there, by one pass over memory."""
+    """Encrypt into the front of `target`, and return the hash of that, in one pass over memory."""
     hashed = xxhash.xxh3_128()
     for at in range(0, len(source), _PIECE_BYTES):
         piece = source[at : at + _PIECE_BYTES]
@@ -80,9 +80,9 @@ def _encrypted(encryptor: AEADEncryptionContext, source: memoryview, target: mem
 def unseal(
     found: RecordHeader, page: memoryview, keys: RecordKeys, payload: memoryview
 ) -> RecordHeader | Damage:
-    """Decrypt in place the payload that a header page belongs to; the header of the plain record.
+    """Decrypt the payload of a header page in place; returns the header of the plain record.
 
-    Where that is damage, the payload's bytes are of no use.
+    If it returns damage, the payload's bytes are useless.
     """
     sealing, length = found.sealing, found.length
     if sealing is None:  # verify: encrypted record
@@ -105,7 +105,7 @@ def unseal(
 def opened(
     found: RecordHeader, page: memoryview, keys: RecordKeys | None, payload: memoryview
 ) -> RecordHeader | Damage:
-    """The header of the plain record, its payload decrypted in place; without keys, as it is."""
+    """The header of the plain record; with keys, decrypts its payload in place."""
     if keys is not None:
         return unseal(found, page, keys, payload)
     if found.sealing is not None:  # verify: no key, no encrypted record
@@ -119,7 +119,7 @@ def _packed_digest(header: RecordHeader) -> bytes:
 
 
 def _with_digest(found: RecordHeader, digest: bytes) -> RecordHeader | Damage:
-    """The header with what was encrypted; who has the key may still have written nonsense."""
+    """The header with the decrypted digest, which is checked: a writer with the key may err."""
     shards = int.from_bytes(digest[HASH_BYTES : HASH_BYTES + _SHARDS_BYTES], "little")
     if not are_shards(found.length, shards):  # verify: sealed shards
         return Damage.SHARDS
@@ -128,7 +128,7 @@ def _with_digest(found: RecordHeader, digest: bytes) -> RecordHeader | Damage:
 
 
 def wrap(secret: bytes, master: DataKey, associated: bytes) -> Wrapped:
-    """A data key, encrypted with a key derived from a master key for it alone."""
+    """Encrypt a data key, with a key derived from a master key for this one use."""
     salt = new_salt()
     cipher = Cipher(algorithms.AES(wrapping_secret(master, salt)), modes.GCM(_NONCE))
     encryptor = cipher.encryptor()
@@ -138,7 +138,7 @@ def wrap(secret: bytes, master: DataKey, associated: bytes) -> Wrapped:
 
 
 def unwrap(wrapped: Wrapped, master: DataKey, associated: bytes) -> bytes | None:
-    """The data key; None if it is not what was wrapped."""
+    """Decrypt a data key; None if the bytes were changed or the master key is another one."""
     mode = modes.GCM(_NONCE, wrapped.tag)
     decryptor = Cipher(algorithms.AES(wrapping_secret(master, wrapped.salt)), mode).decryptor()
     decryptor.authenticate_additional_data(associated)

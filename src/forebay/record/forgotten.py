@@ -18,13 +18,13 @@ FORGOTTEN_BYTES_MAX: Final = _HEADER.size + FORGOTTEN_MAX * TENANT_BYTES + HASH_
 
 
 def pack_forgotten(tenants: Collection[bytes]) -> bytes:
-    """The list."""
+    """The list as bytes."""
     data = _HEADER.pack(_MAGIC, VERSION, 0, len(tenants)) + b"".join(sorted(tenants))
     return data + xxhash.xxh3_128_digest(data)
 
 
 def unpack_forgotten(data: bytes) -> frozenset[bytes] | None:
-    """The ids in a list; None: it is none, or damaged."""
+    """The ids in a list; None if the bytes are no list, or damaged."""
     body, digest = data[:-HASH_BYTES], data[-HASH_BYTES:]
     if len(body) < _HEADER.size or xxhash.xxh3_128_digest(body) != digest:  # verify: forgotten hash
         return None

@@ -1,11 +1,10 @@
 """The record: one page of header, then the payload, padded to whole pages.
 
-A record is the same in every medium and describes itself completely, so that nothing but its own
-bytes is needed to tell whether it is what was asked for. `unpack` proves a header undamaged;
-`mismatch` proves it the wanted one; `payload_hash` proves the bytes behind it. `MEDIUM_BYTES` of
-the header page belong to the medium, which may note there where it wrote the record; here they are
-opaque. A line that verifies carries a `verify:` comment; `make mutate` deletes each of them in turn
-and demands that a test notices.
+A record is the same on every medium and describes itself completely: its own bytes are enough to
+tell whether it is what was asked for. `unpack` proves that a header is undamaged, `mismatch` that
+it is the wanted one, `payload_hash` that the payload is intact. `MEDIUM_BYTES` of the header page
+are the medium's, which may note there where it wrote the record; here they are opaque. A line that
+verifies has a `verify:` comment; `make mutate` disables each in turn and demands that a test fails.
 """
 
 import struct
@@ -27,7 +26,7 @@ NAMESPACE_BYTES: Final = 32
 HASH_BYTES: Final = 16
 TENANT_BYTES: Final = 16
 MEDIUM_BYTES: Final = 16
-NO_MEDIUM: Final = bytes(MEDIUM_BYTES)  # the medium's part where it has nothing to note
+NO_MEDIUM: Final = bytes(MEDIUM_BYTES)  # the medium's part if it has nothing to note
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 SHARDS_MAX: Final = 1 << 10
 CODEC_RAW: Final = 0
@@ -36,22 +35,22 @@ SALT_BYTES: Final = 32
 TAG_BYTES: Final = 16
 SEALED_DIGEST_BYTES: Final = 32
 ROOT: Final = bytes(KEY_BYTES)  # the parent of a record that needs no other
-DEFAULT_TENANT: Final = bytes(TENANT_BYTES)  # whose records are nobody's in particular
+DEFAULT_TENANT: Final = bytes(TENANT_BYTES)  # the tenant of everybody who is in no other one
 
 # magic, version, codec, group, payload length, the medium's part, namespace, key, parent,
 # payload hash, shards (0: one), tenant; of a sealed record: key id, salt, tag, sealed digest
 _FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16sI16s16s32s16s32s")
-_SEALED: Final = 1 << 15  # the bit of the codec that says that the payload is encrypted
+_SEALED: Final = 1 << 15  # the bit of the codec for an encrypted payload
 _MEDIUM_AT: Final = 24
 _HASH_AT: Final = HEADER_BYTES - HASH_BYTES
 assert _FIELDS.size <= _HASH_AT
-# What cannot be associated data of an encryption: the payload's hash, tag and sealed digest; and
-# the hash of the page.
+# Not part of the associated data, since the encryption computes it: the payload's hash, the tag,
+# the sealed digest and the hash of the page.
 _NOT_ASSOCIATED: Final = ((136, 152), (220, 268), (_HASH_AT, HEADER_BYTES))
 
 
 class Damage(StrEnum):
-    """Why bytes are not the record that was asked for; part of a miss's detail, never user data."""
+    """Why bytes are not the record that was asked for: a miss's detail, without user data."""
 
     NOT_A_RECORD = "not a record"
     NEWER_VERSION = "another format version"
@@ -75,28 +74,28 @@ class Damage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordName:
-    """What a record is of; equal names hold equal bytes."""
+    """What a record is a record of; records with equal names have equal bytes."""
 
     namespace: bytes  # 32 bytes: everything about model and engine that shapes the bytes
-    group: int  # layers that share a block table; 0 in full-attention models
+    group: int  # layers that look equally far back; 0: full attention
     key: bytes  # 32 bytes: names the whole prefix that ends with this chunk
-    parent: bytes  # key of the record without which this one is of no use; ROOT: there is none
+    parent: bytes  # key of the record without which this one is of no use; ROOT: none
     tenant: bytes = DEFAULT_TENANT  # 16 bytes: whose record it is
 
 
 class Digest(NamedTuple):
-    """A payload hash, and over how many shards it was made."""
+    """A payload hash, and how many shards it was computed from."""
 
     payload_hash: bytes  # 16 bytes
     shards: int = 1
 
 
 class Sealing(NamedTuple):
-    """What an encrypted record says of its encryption; `cipher.py` makes and opens it."""
+    """The fields of an encrypted record's header; `cipher.py` writes and reads them."""
 
     key_id: bytes  # of the key that the record's own key is derived from
-    salt: bytes  # random, and new with every write: with it the record's key is
-    tag: bytes = bytes(TAG_BYTES)  # proves header, digest and payload
+    salt: bytes  # random and new with every write, and so is the record's key
+    tag: bytes = bytes(TAG_BYTES)  # authenticates header, digest and payload
     digest: bytes = bytes(SEALED_DIGEST_BYTES)  # of the plain payload, encrypted
 
 
@@ -108,7 +107,7 @@ class RecordHeader:
     length: int  # payload bytes, without padding
     payload_hash: bytes  # 16 bytes, of the payload as it is stored
     codec: int = CODEC_RAW
-    shards: int = 1  # equal parts of the payload that were hashed each for itself
+    shards: int = 1  # equal parts of the payload that were hashed separately
     sealing: Sealing | None = None  # None: the payload is stored as it is
 
 
@@ -116,14 +115,14 @@ _NOT_SEALED: Final = Sealing(bytes(KEY_ID_BYTES), bytes(SALT_BYTES))
 
 
 def record_bytes(length: int) -> int:
-    """Bytes that a record with this payload takes on the medium."""
+    """Bytes that a record with a payload of this length takes on the medium."""
     return HEADER_BYTES + padded(length)
 
 
 def payload_hash(payload: memoryview | bytes, shards: int = 1) -> bytes:
-    """The hash that stands in the header; the GIL is released for large payloads.
+    """A payload's hash as the header has it; the GIL is released for large payloads.
 
-    A payload of several shards was written by as many workers, each of which hashed its own.
+    Each shard of a payload is written, and hashed, by another worker.
     """
     size = len(payload) // shards
     view = memoryview(payload)
@@ -133,7 +132,7 @@ def payload_hash(payload: memoryview | bytes, shards: int = 1) -> bytes:
 
 
 def pieces_hash(pieces: Sequence[memoryview | bytes]) -> bytes:
-    """The hash of a payload that lies in several places, as if it lay in one."""
+    """The hash of a payload that lies in several pieces, equal to that of the joined bytes."""
     if len(pieces) == 1:
         return payload_hash(pieces[0])
     running = xxhash.xxh3_128()
@@ -143,12 +142,12 @@ def pieces_hash(pieces: Sequence[memoryview | bytes]) -> bytes:
 
 
 def joined_hash(hashes: Sequence[bytes]) -> bytes:
-    """The payload hash, from the hashes of all shards in order; of one shard it is its own."""
+    """The payload hash, from the hashes of all shards in order; a single one stays as it is."""
     return hashes[0] if len(hashes) == 1 else xxhash.xxh3_128_digest(b"".join(hashes))
 
 
 def are_shards(length: int, shards: int) -> bool:
-    """Whether a payload of this length can consist of so many equal shards."""
+    """Whether a payload of this length can consist of this many equal shards."""
     return 0 < shards <= SHARDS_MAX and not length % shards
 
 
@@ -184,22 +183,22 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
 
 
 def erased_page() -> bytes:
-    """What replaces the header of a record that was deleted for good."""
+    """The page that replaces the header of a record that was erased."""
     return ERASED_MAGIC.ljust(HEADER_BYTES, b"\0")
 
 
 def is_erased(page: memoryview | bytes) -> bool:
-    """Whether a record stood here and was deleted on purpose."""
+    """Whether this is the page of an erased record."""
     return page[: len(ERASED_MAGIC)] == ERASED_MAGIC and bytes(page) == erased_page()
 
 
 def medium_part(page: memoryview | bytes) -> bytes:
-    """What the medium noted in a header page, be it damaged or not."""
+    """What the medium noted in a header page, which may be damaged."""
     return bytes(page[_MEDIUM_AT : _MEDIUM_AT + MEDIUM_BYTES])
 
 
 def associated_data(page: memoryview | bytes) -> bytearray:
-    """A header page as the encryption of its record proves it: all but what that itself makes."""
+    """The header page with zeros in place of all that the encryption itself computes."""
     data = bytearray(page)
     for start, end in _NOT_ASSOCIATED:
         data[start:end] = bytes(end - start)
@@ -207,7 +206,7 @@ def associated_data(page: memoryview | bytes) -> bytearray:
 
 
 def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
-    """The header in a page, or why there is none. Any bytes are safe input."""
+    """Read the header in a page, or why there is none. Any bytes are safe input."""
     if len(page) != HEADER_BYTES:
         return Damage.CUT
     fields = _FIELDS.unpack_from(page)
@@ -231,9 +230,9 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
 
 
 def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | None:
-    """Why an undamaged header is not the wanted one: all of its name but the parent must agree.
+    """Why an undamaged header is not the wanted one; None if it is. Parents are not compared.
 
-    A wanted key may be short (a pool's client names chunks so); it is compared as far as it goes.
+    The wanted key may be a short key, as clients of a pool use it; only that part is compared.
     """
     if found.name.key[: len(wanted.key)] != wanted.key:  # verify: key
         return Damage.KEY

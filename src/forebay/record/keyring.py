@@ -1,8 +1,8 @@
 """Keys of encrypted records: what an operator gives, and what is derived from it. No I/O.
 
 An operator gives one *names key* and one or more *master keys*, the first of which is the current
-one. Nothing is encrypted with them: a key for one use is derived from them and 32 random bytes, so
-that no key ever sees two messages and a nonce cannot be used twice.
+one. Nothing is encrypted with a master key: a key for one use is derived from it and 32 random
+bytes, so that no key encrypts two messages and a nonce cannot be used twice.
 
 `MasterKeys` are values; `Keyring` holds those in force, which `forebay rotate` replaces.
 """
@@ -23,7 +23,7 @@ from forebay.record.header import KEY_ID_BYTES, ROOT, SALT_BYTES
 
 LIBRARY_VERSION: Final = cryptography.__version__
 SECRET_BYTES: Final = 32
-MASTERS_MAX: Final = 16  # of one keyring; what older keys were for has aged out
+MASTERS_MAX: Final = 16  # of one keyring; records under older keys have long been evicted
 _BLOCK_BYTES: Final = 16
 _CHECK_BYTES: Final = 16
 
@@ -31,7 +31,7 @@ _CHECK_BYTES: Final = 16
 class DataKey(NamedTuple):
     """A key from which keys of records are derived."""
 
-    id: bytes  # in the header of every record under it; says nothing of the secret
+    id: bytes  # in the header of every record under it; reveals nothing of the secret
     secret: bytes
 
 
@@ -40,22 +40,22 @@ class RecordKeys(ABC):
 
     @abstractmethod
     def current(self, tenant: bytes) -> DataKey | None:
-        """The key for a tenant's new records; None if there can be none now. May wait for I/O."""
+        """The key for a tenant's new records; None if there is none now. May wait for I/O."""
 
     @abstractmethod
     def find(self, key_id: bytes) -> DataKey | None:
-        """The key of this id; None if it is not at hand. From memory."""
+        """The key with this id, if it is in memory; else None."""
 
 
 class MasterKeys(NamedTuple):
-    """What an operator gave."""
+    """The keys that an operator gave."""
 
-    names: bytes  # keys the names of records on a medium; stays the same for ever
+    names: bytes  # encrypts the names of records on a medium; never changes
     masters: tuple[DataKey, ...]  # the current one first
 
     @classmethod
     def parse(cls, text: str) -> "MasterKeys":
-        """`names=HEX key=HEX key=HEX …`; a SettingsError says what is wrong, and shows no key."""
+        """Parse `names=HEX key=HEX key=HEX …`; a SettingsError tells what is wrong, but no key."""
         names: list[bytes] = []
         masters: list[bytes] = []
         for line in text.splitlines():
@@ -78,17 +78,17 @@ class MasterKeys(NamedTuple):
         return cls.parse(f"{new_word('names')} {new_word('key')}")
 
     def find(self, key_id: bytes) -> DataKey | None:
-        """The master key of this id."""
+        """The master key with this id; None if there is none."""
         return next((each for each in self.masters if each.id == key_id), None)
 
     @property
     def check(self) -> bytes:
-        """Tells whether a medium was written with the same names key; nothing else."""
+        """A value by which a medium tells whether it was written with the same names key."""
         return _derived(self.names, b"", b"names check")[:_CHECK_BYTES]
 
 
 def new_word(kind: str) -> str:
-    """A new key as `MasterKeys.parse` reads it."""
+    """A new random key, as `MasterKeys.parse` reads it."""
     return f"{kind}={secrets.token_hex(SECRET_BYTES)}"
 
 
@@ -118,7 +118,7 @@ class Keyring:
         self.names = NameCipher(keys.names)
 
     def replace(self, keys: MasterKeys) -> None:
-        """Use other keys from now on; a SettingsError if records could not be found with them."""
+        """Use other keys from now on; SettingsError if the names key is not the same."""
         if not hmac.compare_digest(keys.names, self.keys.names):  # verify: names key stays
             raise SettingsError("names= has changed, and nothing could be found; put it back.")
         self.keys = keys
@@ -131,7 +131,7 @@ class StoreKeys(RecordKeys):
         self._keyring = keyring
 
     def current(self, tenant: bytes) -> DataKey | None:
-        """See RecordKeys. One key for all tenants: another host could not know one of its own."""
+        """See RecordKeys. One key for all tenants: other hosts could not know a tenant's own."""
         del tenant
         return _for_stores(self._keyring.keys.masters[0])
 
@@ -146,7 +146,7 @@ def _for_stores(master: DataKey) -> DataKey:
 
 
 def new_salt() -> bytes:
-    """Random bytes that make a key for one use."""
+    """New random bytes, from which a key for one use is derived."""
     return secrets.token_bytes(SALT_BYTES)
 
 
@@ -156,16 +156,16 @@ def record_secret(key: DataKey, salt: bytes) -> bytes:
 
 
 def wrapping_secret(master: DataKey, salt: bytes) -> bytes:
-    """The key that one data key is encrypted with."""
+    """The key with which one data key is encrypted."""
     return _derived(master.secret, salt, b"wrapping")
 
 
 class NameCipher:
-    """Names as they stand on a medium: each block of 16 bytes encrypted for itself.
+    """Encrypts names for a medium, each block of 16 bytes separately.
 
-    Namespaces, keys and parents are hashes already: equal blocks are equal names, which a medium
-    must be able to tell, and nothing else shows. The first half of a key is the short key, before
-    as after. ROOT and the default tenant stay what they are.
+    Namespaces, keys and parents are hashes already: the medium only sees which names are equal,
+    which it has to know. The first half of an encrypted key is the encrypted short key. ROOT and
+    the default tenant stay unencrypted.
     """
 
     def __init__(self, names_key: bytes) -> None:
@@ -174,7 +174,7 @@ class NameCipher:
         self._local = threading.local()  # contexts belong to one thread
 
     def hide(self, name: bytes) -> bytes:
-        """A name of whole blocks as it stands on the medium."""
+        """Encrypt a name of whole blocks."""
         if name == ROOT[: len(name)]:
             return name
         _refuse_part_of_block(name)
@@ -184,7 +184,7 @@ class NameCipher:
         return hidden
 
     def show(self, hidden: bytes) -> bytes:
-        """The name that was hidden."""
+        """Decrypt a name."""
         if hidden == ROOT[: len(hidden)]:
             return hidden
         _refuse_part_of_block(hidden)
@@ -194,7 +194,7 @@ class NameCipher:
         return name
 
     def hide_all(self, names: Sequence[bytes]) -> list[bytes]:
-        """Names of whole blocks, in one call; none of them may be ROOT."""
+        """Encrypt names of whole blocks in one call; none of them may be ROOT."""
         if not names:
             return []
         hidden = self.hide(b"".join(names))
@@ -206,7 +206,7 @@ class NameCipher:
 
 
 def _refuse_part_of_block(name: bytes) -> None:
-    """The cipher would keep the rest of it, and put it before the next name."""
+    """ValueError for a name of partial blocks: the rest would come out before the next name."""
     if len(name) % _BLOCK_BYTES:  # verify: whole blocks
         raise ValueError("a name is not of whole blocks")
 

@@ -1,13 +1,13 @@
-"""The region: a preallocated file of records with a table of contents behind them.
+"""The region: a preallocated file of records, followed by a table of contents.
 
     [0, 4096)                  region header
     [4096, end)                records, each at a page boundary
     [end, size - 4096)         table of contents, once the region is sealed
     [size - 4096, size)        footer that finds and proves the table
 
-A table of contents only says where to look: the record found there is verified like any other.
-A record in a region has its `Position` in the medium's part of its header, so that one of an
-earlier use of the file, or one that was written to a wrong offset, is not taken for another.
+A table of contents only tells where to look: the record found there is verified like any other. A
+record in a region has its `Position` in the medium's part of its header, so that a record from an
+earlier use of the file, or one at a wrong offset, is not mistaken for another one.
 """
 
 import struct
@@ -29,12 +29,10 @@ from forebay.record.header import (
 )
 from forebay.sys.memory import PAGE_BYTES, padded
 
-SHORT_KEY_BYTES: Final = 16  # of a key, on the wire and in the index; the record has all 32
+SHORT_KEY_BYTES: Final = 16  # of a key, in messages and in the index; the record has all 32
 FIRST_RECORD: Final = PAGE_BYTES
 REGION_BYTES_MAX: Final = 256 << 20  # a larger file is no region
-GENERATION_MAX: Final = (
-    1 << 48
-) - 1  # no directory gets there: 8,900 regions a second for 1000 years
+GENERATION_MAX: Final = (1 << 48) - 1  # out of reach: 8,900 regions a second for 1000 years
 _MAGIC_HEADER: Final = b"FOREBAYG"
 _MAGIC_FOOTER: Final = b"FOREBAYT"
 _HEADER: Final = struct.Struct("<8sHHIQQ16s")  # magic, version, 0, 0, generation, size, tenant
@@ -54,7 +52,7 @@ class RegionHeader(NamedTuple):
 
     generation: int
     size_bytes: int
-    tenant: bytes = DEFAULT_TENANT  # whose records it has, all of them
+    tenant: bytes = DEFAULT_TENANT  # to whom all its records belong
 
 
 class Position(NamedTuple):
@@ -64,7 +62,7 @@ class Position(NamedTuple):
     offset: int  # bytes from the region's start to the record's header
 
     def pack(self) -> bytes:
-        """As it stands in the medium's part of the record's header."""
+        """The bytes of a position for the medium's part of a record's header."""
         return _POSITION.pack(*self)
 
 
@@ -90,7 +88,7 @@ class ContentsEntry(NamedTuple):
 
 
 def short(key: bytes) -> bytes:
-    """A key as the wire and the index carry it."""
+    """The short key of a key, as messages and the index have it."""
     return key[:SHORT_KEY_BYTES]
 
 
@@ -101,12 +99,12 @@ def pack_header(header: RegionHeader) -> bytes:
 
 
 def begins_region(head: memoryview | bytes) -> bool:
-    """Whether a file that begins so was once a region of ours, whatever is left of it."""
+    """Whether a file that begins with this was once a region, even if it is damaged now."""
     return head[: len(_MAGIC_HEADER)] == _MAGIC_HEADER
 
 
 def unpack_header(page: memoryview | bytes) -> RegionHeader | Damage:
-    """What a region's first page says, or why it says nothing."""
+    """Read a region's first page, or why it is none."""
     if len(page) != PAGE_BYTES:
         return Damage.CUT
     magic, version, _, _, generation, size_bytes, tenant = _HEADER.unpack_from(page)
@@ -137,7 +135,7 @@ def pack_footer(footer: Footer) -> bytes:
 
 
 def unpack_footer(page: memoryview | bytes) -> Footer | Damage:
-    """What a region's last page says; every length in it is checked before it is used."""
+    """Read a sealed region's last page, or why it is none; its offsets and lengths are checked."""
     if len(page) != PAGE_BYTES:
         return Damage.CUT
     magic, version, _, count, generation, size_bytes, offset, digest = _FOOTER.unpack_from(page)
@@ -154,7 +152,7 @@ def unpack_footer(page: memoryview | bytes) -> Footer | Damage:
 
 
 def unpack_record(page: memoryview | bytes, position: Position) -> RecordHeader | Damage:
-    """The header of a record that was written for this position, or why there is none."""
+    """Read the header of a record that was written for this position, or why it is none."""
     found = unpack(page)
     if isinstance(found, RecordHeader) and not is_for(page, position):  # verify: place
         return Damage.PLACE
@@ -162,12 +160,12 @@ def unpack_record(page: memoryview | bytes, position: Position) -> RecordHeader 
 
 
 def is_for(page: memoryview | bytes, position: Position) -> bool:
-    """Whether a record's header page, be it damaged or not, names this position."""
+    """Whether a record's header page, which may be damaged, names this position."""
     return medium_part(page) == position.pack()
 
 
 def pack_entry(header: RecordHeader, offset: int) -> bytes:
-    """A record's line in the table of contents."""
+    """A record's entry in the table of contents."""
     name, page = header.name, offset // PAGE_BYTES
     return _ENTRY.pack(
         name.key, name.namespace, short(name.parent), page, header.length, name.group, 0
@@ -175,14 +173,14 @@ def pack_entry(header: RecordHeader, offset: int) -> bytes:
 
 
 def contents_hash(contents: memoryview | bytes) -> bytes:
-    """The hash of a table of contents, as the footer carries it."""
+    """The hash of a table of contents, as the footer has it."""
     return xxhash.xxh3_128_digest(contents)
 
 
 def unpack_contents(
     contents: memoryview | bytes, footer: Footer
 ) -> Iterator[ContentsEntry] | Damage:
-    """The entries of a table of contents, or why it cannot be believed."""
+    """The entries of a table of contents, or why it is damaged."""
     contents = contents[: footer.records * ENTRY_BYTES]
     if len(contents) < footer.records * ENTRY_BYTES:
         return Damage.CUT
@@ -200,7 +198,7 @@ def unpack_contents(
 
 
 def unpack_entries(contents: memoryview | bytes | bytearray) -> Iterator[ContentsEntry]:
-    """The entries of a table that is believed already."""
+    """The entries of a table of contents that was checked before."""
     for key, namespace, parent, page, length, group, _ in _ENTRY.iter_unpack(contents):
         yield ContentsEntry(key, namespace, parent, page * PAGE_BYTES, length, group)
 

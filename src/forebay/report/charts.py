@@ -9,22 +9,22 @@ from typing import Final
 WIDTH: Final = 520
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 46
-_LOG_FROM: Final = 8.0  # a range of x this wide is shown by its logarithm
+_LOG_FROM: Final = 8.0  # largest x / smallest x from which the x axis is logarithmic
 _LABEL_GAP: Final = 26.0  # between labels on the x axis
 _TICKS: Final = 5
-_CAP: Final = 4.0  # half of an error bar's end
+_CAP: Final = 4.0  # half the width of an error bar's end
 _TITLE_X: Final = 12  # of the y axis
-_ROUNDED_BELOW: Final = 100.0  # labels of the x axis have three digits there
-COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes of the page
+_ROUNDED_BELOW: Final = 100.0  # labels of the x axis below this have three digits
+COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # CSS classes of the page
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
     name: str
-    colour: str  # one of COLOURS, and `dashed` behind it where there are more lines
+    colour: str  # one of COLOURS, followed by `dashed` if there are more lines than colours
     points: Sequence[tuple[float, float]]  # ascending in x
     mark: float | None = None  # the x of the operating point
-    spans: Sequence[tuple[float, float, float]] = ()  # x, the least and the most of several runs
+    spans: Sequence[tuple[float, float, float]] = ()  # x, least and greatest y of several runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Chart:
     lines: Sequence[ChartLine]
     bound: float | None = None  # the SLA
     bound_name: str = ""
-    is_even: bool = False  # x is a number in a row: equal steps, never its logarithm
-    is_log_y: bool = False  # values, all above 0, by their logarithm
+    is_even: bool = False  # x is an ordinal number: equal steps, never logarithmic
+    is_log_y: bool = False  # the y axis is logarithmic; all values are above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Axes:
     high: float
     top: float
     is_log: bool
-    bottom: float = 0.0  # above 0: y is a logarithm
+    bottom: float = 0.0  # above 0: the y axis is logarithmic
 
     def x(self, value: float) -> float:
         low, high, at = self.low, self.high, value
@@ -61,7 +61,7 @@ class _Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def levels(self) -> list[float]:
-        """Where lines cross the chart."""
+        """The values of y at which lines cross the chart."""
         if not self.bottom:
             return [self.top * tick / _TICKS for tick in range(_TICKS + 1)]
         decades = round(math.log10(self.top / self.bottom))
@@ -69,7 +69,7 @@ class _Axes:
 
 
 def svg(chart: Chart) -> str:
-    """The picture, or nothing where there are no points."""
+    """The chart as SVG; empty if it has no points."""
     places = sorted({x for line in chart.lines for x, _ in line.points})
     if not places:
         return ""
@@ -91,7 +91,7 @@ def svg(chart: Chart) -> str:
 
 
 def _ceiling(value: float) -> float:
-    """A round number above the value that five lines divide well."""
+    """A round number, not below the value, that five lines divide well."""
     if value <= 0:
         return 1.0
     step = value / _TICKS
@@ -133,7 +133,7 @@ def _text(x: float, y: float, text: str, anchor: str = "end", kind: str = "") ->
 
 
 def _upright(text: str) -> str:
-    """The title of the y axis, read from below."""
+    """The title of the y axis, written upwards."""
     y = TOP + (HEIGHT - TOP - BOTTOM) / 2
     place = f'x="{_TITLE_X}" y="{y:.1f}" text-anchor="middle"'
     turned = f'transform="rotate(-90 {_TITLE_X} {y:.1f})"'
@@ -168,7 +168,7 @@ def _span(colour: str, x: float, ends: tuple[float, float]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Three digits or four; a dash where there is none."""
+    """A number with three or four digits; a dash for None."""
     if value is None:
         return "-"
     if value >= 1000:

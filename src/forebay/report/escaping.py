@@ -2,7 +2,7 @@
 
 
 def escaped(text: str) -> str:
-    """A line that may hold words of others: control characters and odd bytes are escaped."""
+    """A line of foreign text with control characters and invalid bytes escaped."""
     if text.isprintable():
         return text
     return "".join(

@@ -71,8 +71,8 @@ class Table(NamedTuple):
 
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    names: Sequence[int] = ()  # columns that hold words, not figures
-    groups: Sequence[tuple[str, int]] = ()  # above the head, so many columns each
+    names: Sequence[int] = ()  # columns with words, not figures
+    groups: Sequence[tuple[str, int]] = ()  # names above the head, each for so many columns
 
 
 def document(title: str, subtitle: str, body: Iterable[str]) -> str:
@@ -82,14 +82,14 @@ def document(title: str, subtitle: str, body: Iterable[str]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{html.escape(title)}</title>"
-        # A browser would ask the network, or the disk, for an icon.
+        # Else a browser would ask the network, or the disk, for an icon.
         '<link rel="icon" href="data:,">'
         f"<style>{STYLE}</style></head>\n<body><main>\n{content}\n</main></body></html>\n"
     )
 
 
 def figure(chart: Chart) -> str:
-    """A chart under its title, or nothing where it has no points."""
+    """A chart under its title; empty if it has no points."""
     drawn = svg(chart)
     if not drawn:
         return ""
@@ -100,7 +100,7 @@ def figure(chart: Chart) -> str:
 
 
 def legend(names: Iterable[tuple[str, str]], remark: str = "") -> str:
-    """A colour and a name each."""
+    """A legend of names with their colours."""
     keys = "".join(
         f'<span><i class="key {colour}"></i>{html.escape(name)}</span>' for colour, name in names
     )
@@ -112,7 +112,7 @@ def paragraph(text: str) -> str:
 
 
 def table(shown: Table) -> str:
-    """Rows under their head, and under their groups where they have some."""
+    """A table under its head, and under its groups if it has any."""
     groups = "".join(
         f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in shown.groups
     )

@@ -8,21 +8,21 @@ from forebay.report.escaping import escaped
 from forebay.report.page import Cell, Table
 
 LINE_LETTERS: Final = 100
-_MARKS: Final = {"point": " <", "beyond": " !", "within": "  "}  # the last keeps their place
+_MARKS: Final = {"point": " <", "beyond": " !", "within": "  "}  # the last only fills the place
 
 
 class Section(NamedTuple):
-    """One part of a report: its text, its table, and then each line as a remark of its own."""
+    """One part of a report: its text, its table, and then lines of remarks."""
 
     title: str
     text: str = ""
     table: Table | None = None
     lines: Sequence[str] = ()
-    commands: str = ""  # to copy; on a page alone
+    commands: str = ""  # to copy; only shown on a page
 
 
 def sections_text(sections: Iterable[Section]) -> list[str]:
-    """Lines of at most `LINE_LETTERS`, but for tables that are wider."""
+    """The sections as lines of at most `LINE_LETTERS`, except for wider tables."""
     lines = []
     for section in sections:
         lines += ["", section.title]
@@ -34,14 +34,14 @@ def sections_text(sections: Iterable[Section]) -> list[str]:
 
 
 def plain(table: Table) -> list[str]:
-    """Columns beside each other, closer where there are so many that they stand in groups."""
+    """A table as lines of text; with groups its columns are closer to each other."""
     gap = " " if table.groups else "  "
     rows = [[_text(cell) for cell in row] for row in table.rows]
     rows = [[escaped(name) for name in table.head], *rows] if any(table.head) else rows
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines, at = [""] if table.groups else [], 0
     for name, span in table.groups:
-        # A name that is longer than its columns widens all of them alike.
+        # A name that is longer than its columns widens all of them equally.
         least = -(-(len(name) + 1) // span) - 1
         widths[at : at + span] = (max(least, width) for width in widths[at : at + span])
         lines[0] += " " + name.center(sum(widths[at : at + span]) + span - 1)
@@ -56,7 +56,7 @@ def plain(table: Table) -> list[str]:
 
 
 def _text(cell: Cell) -> str:
-    """A cell with its mark."""
+    """A cell's text with its mark."""
     if isinstance(cell, str):
         return escaped(cell)
     text, kind = escaped(cell[0]), cell[1]

@@ -1,8 +1,8 @@
 """The textbook policies that ours is compared with, and the unreachable optimum.
 
-Each is one cache of `capacity` chunks of equal size. `serve` answers how many chunks of a chain
-were found, counted from the root, and then takes the chain in. Chains are taken in from the tail,
-so that what these policies evict first of a prompt is its end.
+Each is one cache of `capacity` chunks of equal size. `serve` returns how many chunks of a chain
+were found, counted from the root, and then stores the chain. Chains are stored from their tail, so
+that these policies evict a prompt from its end.
 """
 
 import heapq
@@ -17,7 +17,7 @@ NEVER: Final = 1 << 62
 
 
 class Cache(ABC):
-    """One cache; `inserted` counts chunks ever taken in, which are writes if it is a disk."""
+    """One cache; `inserted` counts the chunks ever stored, which are writes if it is a disk."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -30,7 +30,7 @@ class Cache(ABC):
 
     @abstractmethod
     def take(self, keys: Sequence[bytes]) -> None:
-        """Touch what is held of this chain and take in the rest."""
+        """Touch the chunks of this chain that are held, and store the others."""
 
     def found(self, keys: Sequence[bytes]) -> int:
         """How many chunks of the chain are held, counted from the root."""
@@ -41,7 +41,7 @@ class Cache(ABC):
         return len(keys)
 
     def serve(self, keys: Sequence[bytes], *, stores: bool = True) -> int:
-        """One request: what was found, before the chain is taken in, if it is to be."""
+        """Serve a request: how many chunks were found; afterwards the chain is stored, if asked."""
         found = self.found(keys)
         self.take(keys if stores else keys[:found])
         return found
@@ -50,7 +50,7 @@ class Cache(ABC):
 class Lru(Cache):
     """Least recently used, tails first, as in vLLM."""
 
-    is_refreshed = True  # by a hit
+    is_refreshed = True  # whether a hit makes a chunk the most recent
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -79,12 +79,12 @@ class Fifo(Lru):
 
 
 class S3Fifo(Cache):
-    """Three queues: a small one for newcomers, a main one with second chances, a ghost of keys."""
+    """Three queues: a small one for newcomers, a main one with second chances, a ghost queue."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._small_max = max(1, capacity // 10)
-        self._hits: dict[bytes, int] = {}  # what is held, with its hits, at most 3
+        self._hits: dict[bytes, int] = {}  # chunks held, with their hits, at most 3
         self._small: deque[bytes] = deque()
         self._main: deque[bytes] = deque()
         self._ghost: OrderedDict[bytes, None] = OrderedDict()
@@ -129,7 +129,7 @@ class S3Fifo(Cache):
 
 
 class Arc(Cache):
-    """Adaptive replacement: recent and frequent, balanced by what was wrongly let go."""
+    """Adaptive replacement: recent and frequent lists, balanced by hits in their ghost lists."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -191,17 +191,17 @@ class Arc(Cache):
 
 
 class Optimum(Cache):
-    """Clairvoyant: holds what is used again soonest, and takes in nothing else.
+    """Clairvoyant: holds the chunks that will be used again soonest, and stores no others.
 
-    It must be served exactly the requests it was made with. A chunk is used again no later than
-    what continues it, so that the farthest is always a tail.
+    It must be served exactly the requests that it was created with. A chunk is used again no later
+    than those that continue it, so the one used last is always a tail.
     """
 
     def __init__(self, capacity: int, requests: Iterable[Request]) -> None:
         super().__init__(capacity)
         self._uses = _next_uses(requests)
         self._now = 0
-        self._held: dict[bytes, int] = {}  # with its next use
+        self._held: dict[bytes, int] = {}  # → number of the request that uses it next
         self._farthest: list[tuple[int, int, bytes]] = []  # (-next use, -depth, key), some stale
 
     @property

@@ -1,10 +1,10 @@
 """Several hosts under one load: each with a pool of its own, with or without a store between them.
 
-The pools are those of `replay.py`, under the production policy. A session runs with keys that no
-other has, also where the trace has fewer sessions than are asked for and one is drawn again. The
-store is as the remote tier uses it: each host has a cap there and its oldest packs go first, nobody
-stores what another host is known to have, and a chunk is known to others `VISIBLE_S` after it was
-written. Writing and reading take no time and never fail.
+The pools are those of `replay.py`, under the production policy. Every session has keys of its own,
+even if the trace has fewer sessions than are asked for and one is drawn again. The store is as the
+remote tier uses it: each host has a cap there, its oldest packs are evicted first, no host stores
+what another one is known to have, and a chunk is known to others `VISIBLE_S` after it was written.
+Writing and reading take no time and never fail.
 """
 
 import random
@@ -24,28 +24,28 @@ from forebay.sim.replay import (
 from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, turns
 
 HOSTS_MAX: Final = 1000
-VISIBLE_S: Final = 20.0  # docs/remote.md: after so long other hosts know a chunk
-STORE_PACKS: Final = 64  # that a host's part of the store is cut into
-_COPY_BYTES: Final = 8  # of a key: which session it belongs to
+VISIBLE_S: Final = 20.0  # until other hosts know a chunk, see docs/remote.md
+STORE_PACKS: Final = 64  # in a host's part of the store
+_COPY_BYTES: Final = 8  # of a key, replaced by the number of its session
 
 
 class Routing(StrEnum):
     """Which host answers a request."""
 
     RANDOM = "random"  # any
-    STICKY = "sticky"  # that of its session, which begins where there is room
+    STICKY = "sticky"  # the one of its session; sessions are given to hosts in turn
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is simulated: hosts of equal sizes, and what each may keep in the store."""
+    """What is simulated: hosts of equal sizes, and how much each may keep in the store."""
 
     hosts: int
     routing: Routing
     sizes: Sizes  # of DRAM and drives of one host
     store_chunks: int = 0  # of one host; 0: no store
-    users: int = 32  # of one host
-    sessions: int = 32  # of one host, one after another for each user
+    users: int = 32  # per host
+    sessions: int = 32  # per host; each user has one after another
 
     def __post_init__(self) -> None:
         assert 0 < self.hosts <= HOSTS_MAX
@@ -54,7 +54,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """What a cluster made of its load; tokens are whole chunks, the total is all of them."""
+    """The result of a cluster's load; tokens are whole chunks, but the total is all tokens."""
 
     requests: int
     tokens: int
@@ -67,17 +67,17 @@ class ClusterResult:
 
     @property
     def hit_rate(self) -> float:
-        """Of all prompt tokens, those that were not recomputed."""
+        """The share of prompt tokens that were not recomputed."""
         found = self.dram_tokens + self.disk_tokens + self.store_tokens
         return found / self.tokens if self.tokens else 0.0
 
 
 class SharedStore:
-    """What all hosts have in the store, and what time it is."""
+    """What all hosts have in the store, and the simulated time."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.written: dict[bytes, dict[int, float]] = {}  # hosts that have it → known since when
+        self.written: dict[bytes, dict[int, float]] = {}  # → its hosts → when others know it
 
     def knows(self, key: bytes, host: int) -> bool:
         """Whether a host can load a chunk."""
@@ -86,7 +86,7 @@ class SharedStore:
 
 
 class SimulatedRemote(SimulatedTier):
-    """A host's part of the store; what others have is found here too."""
+    """The store as one host sees it: its own part, and what others have."""
 
     def __init__(self, chunks: int, store: SharedStore, host: int) -> None:
         super().__init__(chunks, max(1, chunks // STORE_PACKS))
@@ -94,11 +94,11 @@ class SimulatedRemote(SimulatedTier):
         self.read_chunks = 0
 
     def has(self, key: bytes) -> bool:
-        """Whether this host or another one has it."""
+        """Whether this host has a chunk, or knows that another one has."""
         return self._store.knows(key, self._host)
 
     def read(self, key: bytes) -> None:
-        """Read a chunk, whoever has it."""
+        """Read a chunk of any host."""
         self.read_chunks += 1
         if key in self.held:
             super().read(key)
@@ -115,7 +115,7 @@ class SimulatedRemote(SimulatedTier):
         return next(iter(self._regions))  # the oldest pack
 
     def forget(self, key: bytes) -> bool:
-        """Forget a chunk of this host's."""
+        """Forget a chunk of this host."""
         owners = self._store.written.get(key, {})
         if owners.pop(self._host, None) is not None and not owners:
             del self._store.written[key]
@@ -153,7 +153,7 @@ def load_of(trace: Trace, cluster: Cluster, seed: int) -> Iterator[tuple[int, Re
 def simulate_hosts(
     trace: Trace, cluster: Cluster, seed: int = 0, progress: Progress | None = None
 ) -> ClusterResult:
-    """Serve the load of so many hosts; the same seed makes the same load."""
+    """Serve a cluster's load; the same seed makes the same load."""
     store = SharedStore()
     pools = [SimulatedHost(cluster, store, host) for host in range(cluster.hosts)]
     number = tokens = in_dram = below = 0

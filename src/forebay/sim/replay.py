@@ -1,10 +1,10 @@
 """Runs a policy on a trace: the production code over a model of the tiers, and baselines.
 
 The model is the pool without bytes and time: chunks of one size, writes that are done at once,
-lower tiers of regions as large as on a drive, evicted whole and in the order of the disk tier. A
-chunk leaves every tier when the one before it is in none; while DRAM has a shared head, what
-continues it below stays. Of a chain, the prefix that lies in any tier is found; the rest is
-recomputed, and stored as far as there is room.
+lower tiers with regions as large as on a drive, evicted whole and in the order of the disk tier.
+When a chunk is in no tier any more, all that continue it are dropped; while DRAM has a shared
+head, what continues it in lower tiers stays. The prefix of a chain that lies in any tier is found;
+the rest is recomputed, and stored as far as there is room.
 """
 
 import heapq
@@ -40,14 +40,14 @@ class Sizes:
     dram_chunks: int
     lower_chunks: tuple[int, ...] = ()  # of each tier below DRAM, the nearest first
     chunk_bytes: int = CHUNK_TOKENS * 131_072
-    budget_bytes_a_day: int | None = None  # of writes to the nearest lower tier
+    budget_bytes_a_day: int | None = None  # for writes to the nearest lower tier
 
     def region_chunks(self, tier_chunks: int) -> int:
-        """Chunks of a region of a tier that holds so many; as large as the disk tier makes them."""
+        """Chunks per region in a tier of this size, as the disk tier would have it."""
         return max(1, min(REGION_BYTES // self.chunk_bytes, tier_chunks // REGIONS_MIN))
 
     def lower_tiers(self) -> list[LowerTier]:
-        """The tiers below DRAM as a policy is told of them."""
+        """The tiers below DRAM, in the form that a policy is given."""
         budgets = [self.budget_bytes_a_day, *[None] * len(self.lower_chunks)]
         return [
             LowerTier(chunks * self.chunk_bytes, budget)
@@ -57,17 +57,17 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """What one policy made of one trace; tokens are whole chunks, the total is all of them."""
+    """The result of one policy on one trace; tokens are whole chunks, but the total is all."""
 
     policy: str
     tokens: int
     dram_tokens: int  # found in DRAM
-    lower_tokens: int  # found in a lower tier alone
+    lower_tokens: int  # found only in a lower tier
     written_bytes: int  # to lower tiers
 
     @property
     def hit_rate(self) -> float:
-        """Of all prompt tokens, those that were not recomputed."""
+        """The share of prompt tokens that were not recomputed."""
         return (self.dram_tokens + self.lower_tokens) / self.tokens if self.tokens else 0.0
 
     @property
@@ -77,10 +77,10 @@ class SimResult:
 
 
 class _ChunkPlace(NamedTuple):
-    """Where a chunk lies in a tier."""
+    """A chunk's place in a tier."""
 
     region: int
-    turn: int  # of the request that asked for it last
+    turn: int  # the last request that asked for it
     depth: int  # chunks before it in its chain
 
 
@@ -90,11 +90,11 @@ class SimulatedTier:
     def __init__(self, chunks: int, region_chunks: int) -> None:
         self._region_chunks = region_chunks
         self._regions_max = max(1, chunks // region_chunks)
-        self._regions: dict[int, list[bytes]] = {0: []}  # oldest first; the last one is open
+        self._regions: dict[int, list[bytes]] = {0: []}  # oldest first; the last is being filled
         self._number = 0  # of the region being written
         self._place: dict[bytes, _ChunkPlace] = {}
         self._order = AskOrder()
-        self.held: dict[bytes, bool] = {}  # with whether it was ever read
+        self.held: dict[bytes, bool] = {}  # → whether it was ever read
         self.written = 0  # chunks
 
     def has(self, key: bytes) -> bool:
@@ -102,7 +102,7 @@ class SimulatedTier:
         return key in self.held
 
     def read(self, key: bytes) -> None:
-        """Read a chunk that can be."""
+        """Read a chunk that the tier has."""
         self.held[key] = True
 
     def asked(self, keys: Sequence[bytes]) -> None:
@@ -118,7 +118,7 @@ class SimulatedTier:
             self._order.asked(region, turn, depth)
 
     def write(self, key: bytes, parent: bytes | None) -> list[tuple[bytes, bool]]:
-        """Write a chunk; what had to be overwritten for it, and whether it was ever read."""
+        """Write a chunk; returns the chunks evicted for it, with whether each was ever read."""
         evicted = []
         if len(self._regions[self._number]) >= self._region_chunks:
             if len(self._regions) >= self._regions_max:
@@ -136,7 +136,7 @@ class SimulatedTier:
         return evicted
 
     def forget(self, key: bytes) -> bool:
-        """Forget a chunk; whether it was ever read."""
+        """Forget a chunk; returns whether it was ever read."""
         self._place.pop(key, None)
         return self.held.pop(key, False)
 
@@ -153,7 +153,7 @@ class SimulatedTier:
 
 
 class SimulatedPool:
-    """DRAM and lower tiers under one policy, as the pool would run it."""
+    """DRAM and lower tiers under one policy, which is called as the pool calls it."""
 
     def __init__(self, sizes: Sizes, policy: Policy) -> None:
         self.policy = policy
@@ -164,12 +164,12 @@ class SimulatedPool:
         self.admitted = 0  # chunks that the policy offered for lower tiers
         self._children: dict[bytes, set[bytes]] = {}
         self._parent: dict[bytes, bytes | None] = {}
-        self._answers: list[tuple[float, int, bytes, Ending]] = []  # by when they end
+        self._answers: list[tuple[float, int, bytes, Ending]] = []  # a heap by time of their end
         self._answered = 0
         self._sizes = sizes
 
     def serve(self, keys: Sequence[bytes], now: float, *, stores: bool = True) -> tuple[int, int]:
-        """One request: how many of its chunks were found in DRAM, and how many below it alone."""
+        """Serve a request: how many of its chunks were found in DRAM, and how many only below."""
         found = in_dram = 0
         for key in keys:
             if key in self.dram:
@@ -191,14 +191,14 @@ class SimulatedPool:
         return in_dram, found - in_dram
 
     def answer(self, request: Request) -> None:
-        """A request was served; its answer ends later, if anybody tells that it does."""
+        """A request was served; note when its answer will end, if the trace tells how it ends."""
         if request.keys and request.ending is not None:
             self._answered += 1
             at_s = request.at_s + request.answer.duration_s
             heapq.heappush(self._answers, (at_s, self._answered, request.keys[-1], request.ending))
 
     def end_answers(self, now: float) -> None:
-        """Tell the policy of answers that have ended until then."""
+        """Tell the policy of all answers that have ended by now."""
         while self._answers and self._answers[0][0] <= now:
             at_s, _, key, ending = heapq.heappop(self._answers)
             self.policy.ended(key, ending, at_s)
@@ -216,7 +216,7 @@ class SimulatedPool:
         return sum(tier.written for tier in self.lower) * self._sizes.chunk_bytes
 
     def _read(self, key: bytes) -> bool:
-        """Read a chunk from the nearest lower tier that has it."""
+        """Read a chunk from the nearest lower tier that has it; False if none has."""
         for tier in self.lower:
             if tier.has(key):
                 tier.read(key)
@@ -224,7 +224,7 @@ class SimulatedPool:
         return False
 
     def _is_declined(self, key: bytes, parent: bytes | None, now: float) -> bool:
-        """Whether a newcomer gets no slot; what is read from below passes DRAM in any case."""
+        """Whether a new chunk gets no slot; what is read from a lower tier always gets one."""
         is_full = len(self.dram) >= self._sizes.dram_chunks
         if not is_full or self.has(key):
             return False
@@ -235,13 +235,13 @@ class SimulatedPool:
             return False
         if parent is not None:
             if not self.has(parent):
-                return False  # it was overwritten meanwhile
+                return False  # the parent was evicted meanwhile
             self._children.setdefault(parent, set()).add(key)
         self._arrive(key, parent, now)
         return True
 
     def _arrive(self, key: bytes, parent: bytes | None, now: float) -> None:
-        """A chunk is in DRAM from now on."""
+        """Put a chunk into DRAM and tell the policy."""
         self._parent[key] = parent
         self.dram.add(key)
         self.policy.stored(key, parent, self._sizes.chunk_bytes, now)
@@ -250,7 +250,8 @@ class SimulatedPool:
     def _evict(self, parent: bytes | None, now: float) -> bool:
         """Free a slot in DRAM; False if nothing can leave.
 
-        The chunk before the newcomer can if a lower tier has it: prompts longer than DRAM pass.
+        The new chunk's parent can leave if a lower tier has it, so that prompts may be longer than
+        DRAM.
         """
         slot_bytes = self._sizes.chunk_bytes
         victim = self.policy.victim(now, slot_bytes, spare_unwritten=True)
@@ -294,7 +295,7 @@ class SimulatedPool:
         self.policy.evicted(number, len(evicted) * size_bytes, read * size_bytes, now)
 
     def _drop_descendants(self, key: bytes) -> None:
-        """What continues a chunk that is in no tier any more cannot be reached."""
+        """Drop all that continues a chunk that is in no tier any more: it cannot be reached."""
         tree = [key]
         for each in tree:
             tree.extend(self._children.pop(each, ()))
@@ -307,7 +308,7 @@ class SimulatedPool:
 
 
 class ClassicTiers:
-    """DRAM and lower tiers, each a cache of its own that takes in every chunk."""
+    """DRAM and lower tiers, each a separate cache that stores every chunk."""
 
     def __init__(self, name: str, sizes: Sizes, requests: Sequence[Request]) -> None:
         self._chunk_bytes = sizes.chunk_bytes

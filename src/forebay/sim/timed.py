@@ -1,9 +1,9 @@
 """Simulates a pool over a slow drive that reads dialogs back before they are asked for.
 
-The drive reads and writes one chunk after another, what requests ask for first; while it has
-nothing to do it writes what was used recently, and the policy says what is read ahead
-(`forebay.pool.policy.ahead`). What a request uses is pinned while it is served. As elsewhere in
-this package requests themselves take no time: their wait for the drive is left out.
+The drive reads and writes one chunk after another, and requests come first; while it is idle it
+writes what was used recently, and reads ahead what the policy says (`forebay.pool.policy.ahead`).
+Chunks that a request uses are pinned while it is served. As elsewhere in this package, requests
+themselves take no time: their wait for the drive is left out.
 """
 
 import random
@@ -17,22 +17,22 @@ from forebay.settings import PrefetchMode
 from forebay.sim.replay import SimulatedPool, Sizes
 from forebay.sim.trace import Request
 
-LOOK_S: Final = 1.0  # how often an idle drive looks again
-LOOKS_MAX: Final = 50  # between two events, however long that is
-PINNED_SHARE: Final = 3 / 4  # of DRAM, as in a pool; a request that uses more streams
+LOOK_S: Final = 1.0  # between two checks of an idle drive
+LOOKS_MAX: Final = 50  # checks between two events, however far apart these are
+PINNED_SHARE: Final = 3 / 4  # of DRAM, as in a pool; a larger request is streamed
 SHORTEST_HINT_S: Final = 0.01
 
 
 @dataclass(slots=True)
 class ReadsAhead:
-    """Chunks."""
+    """Counts of chunks that were read ahead."""
 
     made: int = 0
-    used: int = 0  # of these, found in DRAM by a request; no other one counts as useful
+    used: int = 0  # of these, found in DRAM by a request
 
     @property
     def wasted_share(self) -> float:
-        """Of what was read, what nobody asked for before it left."""
+        """The share of chunks that were read ahead and not used."""
         return 1 - self.used / self.made if self.made else 0.0
 
 
@@ -45,12 +45,12 @@ class TimedPool(SimulatedPool):
         self._chunk_s = sizes.chunk_bytes / bytes_a_s
         self._dram_chunks = sizes.dram_chunks
         self._unused: set[bytes] = set()  # read ahead, and not asked for since
-        self._pinned: list[bytes] = []  # by the request that is being served
+        self._pinned: list[bytes] = []  # for the request that is being served
         self._is_pinning = False
-        self._idle_at = 0.0  # when the drive has done all that it was asked
+        self._idle_at = 0.0  # when the drive will have done everything so far
 
     def serve(self, keys: Sequence[bytes], now: float, *, stores: bool = True) -> tuple[int, int]:
-        """See SimulatedPool; the drive is busy with it from now on, or a little later."""
+        """See SimulatedPool; adds the reads and writes to the drive's work."""
         before = self.written
         unused = self._unused.intersection(keys)
         self.reads.used += len(unused & self.dram)
@@ -72,12 +72,12 @@ class TimedPool(SimulatedPool):
             self._pin(key)
 
     def _pin(self, *keys: bytes) -> None:
-        """What a request uses stays while it does."""
+        """Keep chunks in DRAM while the current request is served."""
         self.policy.pin(*keys)
         self._pinned += keys
 
     def end_answers(self, now: float) -> None:
-        """See SimulatedPool; between the answers the drive reads ahead."""
+        """See SimulatedPool; between answers the drive reads ahead."""
         while self._answers and self._answers[0][0] <= now:
             ends_at = self._answers[0][0]
             self._read_ahead(ends_at)
@@ -100,7 +100,7 @@ class TimedPool(SimulatedPool):
             self._idle_at += pause_s
 
     def _written_idly(self, now: float) -> bool:
-        """Write one chunk that was used recently, as a pool's idle drive does."""
+        """Write one recently used chunk, as a pool's idle drive does; False if there is none."""
         key = self.policy.next_write(0, now, idle=True) if self.lower else None
         if key is not None:
             self._write_one(0, key, now)
@@ -108,7 +108,7 @@ class TimedPool(SimulatedPool):
         return key is not None
 
     def _read_one(self, now: float) -> bool:
-        """Read one chunk, if one is worth it; it is there when the drive is idle again."""
+        """Read one chunk ahead; False if none is worth it."""
         found = self.policy.next_read(now, lambda _: len(self.dram) < self._dram_chunks)
         if found is None:
             return False
@@ -130,10 +130,10 @@ class TimedPool(SimulatedPool):
 def with_hints(
     requests: Sequence[Request], spread: float, seed: int = 1, *, wrong_share: float = 0.0
 ) -> list[Request]:
-    """The same requests, where callers say when they return, wrong by that much of its logarithm.
+    """The same requests with hints on when dialogs return, wrong by a log-normal factor.
 
-    The hints are drawn from the future. Who does not return says nothing, but for a share of them,
-    each of whom says what somebody said who did.
+    `spread` is the standard deviation of its logarithm. The times come from the trace's own future.
+    Dialogs that do not return give no hint, except a `wrong_share` of them: these repeat another's.
     """
     draw, last = random.Random(seed), dict[bytes, int]()  # noqa: S311 - an error, not a secret
     hinted, all_said = list(requests), list[float]()
@@ -159,24 +159,24 @@ def with_hints(
 
 @dataclass(frozen=True, slots=True)
 class TimedResult:
-    """What was found of one trace, in chunks, with one way of reading ahead."""
+    """What was found of one trace, in chunks, with one mode of reading ahead."""
 
     prefetch: PrefetchMode
     dram: int  # found in DRAM
-    lower: int  # found in a lower tier alone
+    lower: int  # found only in a lower tier
     written: int  # to lower tiers
     reads: ReadsAhead
 
     @property
     def dram_share(self) -> float:
-        """Of what was found at all, what was found in DRAM."""
+        """The share of what was found that was found in DRAM."""
         return self.dram / max(1, self.dram + self.lower)
 
 
 def simulate_timed(
     requests: Sequence[Request], sizes: Sizes, bytes_a_s: float, prefetch: PrefetchMode
 ) -> TimedResult:
-    """Serve all requests over a drive of that speed."""
+    """Serve all requests with a drive of this speed."""
     pool = TimedPool(sizes, Learned(sizes.lower_tiers(), prefetch), bytes_a_s)
     in_dram = in_lower = 0
     for request in requests:

@@ -1,8 +1,8 @@
 """Request traces without text: who asked for which chunks, and when.
 
-A request is its chain of whole chunks, root first: what is left over at the end of a prompt is
-counted as tokens but is no chunk. A chunk's key names its whole prefix, as in the pool. Of an agent
-trace several blocks make a chunk: eight, where a block has 64 tokens.
+A request is its chain of whole chunks, root first; the rest at the end of a prompt counts as tokens
+but is no chunk. A chunk's key names its whole prefix, as in the pool. In an agent trace several
+blocks make a chunk: eight, if a block has 64 tokens.
 """
 
 import heapq
@@ -31,11 +31,11 @@ _STOPS: Final = {
 
 
 class TracedAnswer(NamedTuple):
-    """What a trace says of an answer and no policy is told."""
+    """What a trace tells of an answer, but a policy is not told."""
 
     duration_s: float = 0.0  # since its request arrived
     tokens: int = 0
-    after: int = 0  # the class of the answer that its prompt's new part follows; 0: not known
+    after: int = 0  # the class of the earlier answer that its prompt continues; 0: unknown
 
 
 class Request(NamedTuple):
@@ -44,9 +44,9 @@ class Request(NamedTuple):
     at_s: float  # since the start of its session, or of the trace once scheduled
     keys: Sequence[bytes]  # its whole chunks, root first; equal chunks are one object
     tokens: int  # in the prompt, the incomplete last chunk included
-    ending: Ending | None = None  # how its answer ended; None: nobody told
+    ending: Ending | None = None  # how its answer ended; None: unknown
     answer: TracedAnswer = TracedAnswer()
-    stores: bool = True  # False: it is found as others are, and nothing of it is stored
+    stores: bool = True  # False: its prefix may be found, but nothing of it is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Trace:
     """Sessions in file order, each a list of requests in order of time."""
 
     sessions: list[list[Request]]
-    open_loop: bool  # the requests carry the time of day: one session holds all of them
+    open_loop: bool  # requests have absolute times, and are all in one session
 
     def half(self, index: int) -> "Trace":
-        """Every second session (or, of an open loop, the first or second half of the time)."""
+        """Every second session; of an open loop, the first or second half of the requests."""
         if not self.open_loop:
             return Trace(self.sessions[index::2], open_loop=False)
         requests = self.sessions[0]
@@ -84,7 +84,7 @@ def read_trace(path: Path, prompt_tokens_max: int | None = None) -> Trace:
 
 
 def capped(trace: Trace, gap_max_s: float) -> Trace:
-    """The same with no gap between two requests of a session longer than that."""
+    """The same trace with every gap between two requests of a session limited."""
     sessions = []
     for session in trace.sessions:
         at_s, before_s, kept = 0.0, session[0].at_s, []
@@ -102,10 +102,10 @@ def schedule(trace: Trace, users: int = 0) -> Iterator[Request]:
 
 
 def turns(trace: Trace, users: int = 0) -> Iterator[tuple[int, Request]]:
-    """The same, each request with the number of its session, in the order in which they start.
+    """As `schedule`, with each request's session number, in the order in which sessions start.
 
-    The next session in file order starts when one ends; gaps are as recorded and serving takes no
-    time, so only the order matters, and two runs see the same one.
+    When a session ends, the next one in file order starts. Gaps are as recorded and serving takes
+    no time, so only the order matters, which is the same in every run.
     """
     waiting = iter(trace.sessions)
     heap: list[tuple[float, int, float, int, list[Request]]] = []
@@ -131,7 +131,7 @@ def turns(trace: Trace, users: int = 0) -> Iterator[tuple[int, Request]]:
 
 
 class _Names:
-    """Keys of chunks: one a (parent, blocks), counted, so that equal chains get equal objects."""
+    """Keys of chunks: one number per (parent, blocks), so that equal chains get equal objects."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, object], bytes] = {}
@@ -160,7 +160,7 @@ def _conversation(row: ConversationRequest, names: _Names) -> Request:
 
 
 def _session(row: AgentSession, names: _Names) -> list[Request]:
-    """Its requests in order of time, chunks being groups of blocks."""
+    """A session's requests in order of time; their chunks are groups of blocks."""
     size = CHUNK_TOKENS // row.block_size
     found = []
     for at_s, request in row.in_order():
@@ -173,7 +173,7 @@ def _session(row: AgentSession, names: _Names) -> list[Request]:
 
 
 def _agent_answer(request: AgentRequest) -> tuple[Ending | None, TracedAnswer]:
-    """How an agent's answer ended; an engine tells by its last tokens what is a word here."""
+    """How an agent's answer ended, from the trace's words; an engine uses its last tokens."""
     if request.api_time is None:
         return None, TracedAnswer()
     after = EndingClass.TOOL_CALL if "tool_result" in request.input_types else EndingClass.STOP

@@ -1,11 +1,11 @@
 """Trace files: JSON lines, plain or `.xz`, in two formats that are told apart by their first line.
 
-* conversation: one request a line, `{"timestamp": ms, "input_length": …, "hash_ids": […]}`; an
-  equal id is an equal block of 512 tokens with an equal prefix. `forebay pool --trace` records it.
-* agent sessions: one session a line, whose block ids are its own; sub-agents are nested and run
-  beside their session.
+* conversation: one request per line, `{"timestamp": ms, "input_length": …, "hash_ids": […]}`; equal
+  ids are equal blocks of 512 tokens with equal prefixes. `forebay pool --trace` records it.
+* agent sessions: one session per line, with block ids of its own; sub-agents are nested and run
+  concurrently with their session.
 
-What cannot be read is a SettingsError that names the file and the line.
+For what cannot be read, a SettingsError names the file and the line.
 """
 
 import lzma
@@ -35,14 +35,14 @@ class ConversationRequest(msgspec.Struct):
     input_length: _Count
     hash_ids: list[int]
     output_length: _Count = 0
-    duration_ms: _Time | None = None  # until the answer had ended; None: nobody told
+    duration_ms: _Time | None = None  # until the answer ended; None: unknown
     ended: _Class = 0  # see `forebay.identity.endings`
     after: _Class = 0
     session: _Count | None = None
     returns_in_s: _Time = 0.0
     keep_s: _Time = 0.0
     priority: int = 0
-    store: bool = True  # False: its caller wanted nothing of it stored
+    store: bool = True  # False: the caller asked to store nothing of it
 
 
 class AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"}):
@@ -53,10 +53,10 @@ class AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"})
     tokens: _Count = 0
     out_tokens: _Count = 0
     think_time: _Time = 0.0
-    api_time: _Time | None = None  # until the answer had ended
-    stop: str | None = ""  # why it had
-    input_types: list[str] = []  # what the new part of the prompt is
-    hash_ranges: list[tuple[_Count, _Count]] = []  # first and last block
+    api_time: _Time | None = None  # until the answer ended
+    stop: str | None = ""  # why it ended
+    input_types: list[str] = []  # kinds of the new part of the prompt
+    hash_ranges: list[tuple[_Count, _Count]] = []  # first and last block of each run
     requests: list["AgentRequest"] = []  # of a sub-agent
 
     def blocks(self) -> Iterator[int]:
@@ -73,7 +73,7 @@ class AgentSession(msgspec.Struct):
     requests: list[AgentRequest]
 
     def in_order(self) -> list[tuple[float, AgentRequest]]:
-        """All requests with their times, those of sub-agents among them."""
+        """All requests with their times, including those of sub-agents."""
         return sorted(_flat(self.requests, 0.0), key=lambda pair: pair[0])
 
 
@@ -87,7 +87,7 @@ def _flat(requests: list[AgentRequest], start_s: float) -> Iterator[tuple[float,
 
 
 def read_trace_lines(path: Path) -> list[ConversationRequest] | list[AgentSession]:
-    """Every line of a trace, in whichever format it is."""
+    """Every line of a trace, in either format."""
     _, first = next(_lines(path), (0, b""))
     if b'"hash_ids"' in first:
         return read_lines(path, ConversationRequest)
@@ -113,7 +113,7 @@ def read_lines(path: Path, kind: type[_Row]) -> list[_Row]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers."""
+    """All lines that are not blank, with their numbers."""
     try:
         with open_regular(path) as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
             for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):

@@ -28,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a faulty pool and answer its exit status."""
+    """Run a faulty pool and return its exit status."""
     try:
         parsed = _parser().parse_args(arguments)
         return int(parsed.run(parsed))
@@ -71,9 +71,9 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def listen_to_hangup(switch: Callable[[], None]) -> None:
-    """Call `switch` after each SIGHUP, on a thread of its own.
+    """Call `switch` after each SIGHUP, on a separate thread.
 
-    The thread that a signal interrupts may hold the locks that `switch` takes.
+    The thread that the signal interrupts may hold locks that `switch` takes.
     """
     hangups = os.eventfd(0, os.EFD_CLOEXEC)
 

@@ -6,10 +6,10 @@ from forebay.sys.clock import Clock
 
 
 class ManualClock(Clock):
-    """Stands still until it is told to move; any thread may read and move it.
+    """Stands still until it is advanced; any thread may read and advance it.
 
-    It begins where a machine's clock does that has just been started: what takes 0 for "never", or
-    a deadline of the real clock for one of ours, is seen then.
+    It starts at 0, as on a machine that has just been started: this finds code that takes 0 for
+    "never", or that mixes deadlines of the real clock with those of this one.
     """
 
     def __init__(self, monotonic: float = 0.0) -> None:
@@ -17,12 +17,12 @@ class ManualClock(Clock):
         self._monotonic = monotonic
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Seconds; they never go back."""
         with self._lock:
             return self._monotonic
 
     def day(self) -> int:
-        """Days since this clock's beginning."""
+        """Days since this clock started, from 1."""
         return 1 + int(self.monotonic() // 86_400)
 
     def advance(self, seconds: float) -> None:

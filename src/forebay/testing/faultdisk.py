@@ -1,8 +1,8 @@
 """A disk that fails as it is told to: in this process, without root, while it is in use.
 
-It does on the real file system what `Disk` does, except where an armed rule applies (see
-`forebay.testing.faults`) and except that, if `volatile`, `power_off` takes back what a power loss
-would. Which calls fail by chance, and what a power loss takes, follow from `seed` alone; print it.
+It does on the real file system what `Disk` does, unless an armed rule applies (see
+`forebay.testing.faults`). If `volatile`, `power_off` undoes what a power loss would undo. Which
+calls fail by chance, and what a power loss undoes, follows from `seed` alone: print it.
 """
 
 import errno
@@ -31,16 +31,16 @@ class FaultDisk(Disk):
         self._lock = threading.Lock()  # guards the paths
         self._paths: dict[int, str] = {}
         self._journal = Journal() if volatile else None
-        self._journal_lock = threading.Lock()  # a change and its journal are one
+        self._journal_lock = threading.Lock()  # makes a change and its journal entry atomic
         for fault in faults:
             self.arm(fault)
 
     def arm(self, fault: Fault | str) -> Armed:
-        """Let something go wrong from now on, until the rule is disarmed."""
+        """Apply a rule from now on, until it is disarmed."""
         return self._rules.arm(parse_fault(fault) if isinstance(fault, str) else fault)
 
     def disarm(self) -> None:
-        """Heal the disk; calls that hang go on."""
+        """Remove all faults; calls that hang go on."""
         self._rules.disarm()
 
     @property
@@ -49,13 +49,13 @@ class FaultDisk(Disk):
         return self._rules.calls
 
     def settle(self) -> None:
-        """All that was written so far has reached the medium."""
+        """Let everything written so far reach the medium."""
         assert self._journal is not None, "only a volatile disk has something to settle"
         with self._journal_lock:
             self._journal.settle()
 
     def power_off(self) -> None:
-        """Every later call but close fails, and what had not settled is partly lost."""
+        """Make every later call but close fail, and lose a part of what has not settled."""
         assert self._journal is not None, "only a volatile disk can lose power"
         self._powered = False
         with self._journal_lock:
@@ -77,7 +77,7 @@ class FaultDisk(Disk):
             return self._opened(opened, path)
 
     def close(self, descriptor: int) -> None:
-        """As the real one, even without power: a descriptor is the process's, not the drive's."""
+        """As the real one, even without power: a descriptor belongs to the process."""
         with self._lock:
             path = self._paths.pop(descriptor, "")
         for armed in self._rules.matching(Operation.CLOSE, path):
@@ -85,7 +85,7 @@ class FaultDisk(Disk):
         super().close(descriptor)
 
     def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """As the real one, or other bytes, or fewer."""
+        """As the real one; with faults, wrong or fewer bytes."""
         with self._call(Operation.READ, self._path(descriptor)) as matching:
             faults = {armed.fault.effect: int(armed.fault.amount) for armed in matching}
             shifted = max(0, offset + faults.get(Effect.MISDIRECT, 0))
@@ -98,7 +98,7 @@ class FaultDisk(Disk):
             return count
 
     def write(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """As the real one, or elsewhere, or fewer bytes, or fewer than it claims."""
+        """As the real one; with faults, at another place, fewer bytes, or fewer than it claims."""
         with self._call(Operation.WRITE, self._path(descriptor)) as matching, self._changing():
             faults = {armed.fault.effect: int(armed.fault.amount) for armed in matching}
             if not self._journal and not faults.keys() & _REWRITING:
@@ -121,7 +121,7 @@ class FaultDisk(Disk):
             super().preallocate(descriptor, size_bytes)
 
     def zero(self, descriptor: int, offset: int, size_bytes: int) -> None:
-        """As the real one, or fewer bytes than it claims."""
+        """As the real one; with faults, fewer bytes than it claims."""
         with self._call(Operation.ZERO, self._path(descriptor)) as matching, self._changing():
             tears = [
                 int(each.fault.amount) for each in matching if each.fault.effect is Effect.TEAR
@@ -194,7 +194,7 @@ class FaultDisk(Disk):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Where a power loss is possible, it falls between changes, never into one."""
+        """Keep a power loss, if one is possible, from happening in the middle of a change."""
         if self._journal is None:
             yield
             return
@@ -213,7 +213,7 @@ class FaultDisk(Disk):
             return self._paths.get(descriptor, "")
 
 
-# The effects whose write cannot be the caller's own: it is cut, moved or changed.
+# The effects with which other bytes are written than the caller's, or at another place.
 _REWRITING: Final = {Effect.SHORT, Effect.TEAR, Effect.MISDIRECT, Effect.FLIP}
 
 
@@ -231,7 +231,7 @@ def _before(armed: Armed) -> None:
 
 
 def _write_plainly(descriptor: int, data: bytearray, offset: int) -> None:
-    """Write any number of bytes, also where the descriptor is O_DIRECT and wants whole pages."""
+    """Write any number of bytes, even if the descriptor has O_DIRECT and needs whole pages."""
     plain = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         written = os.pwrite(plain, data, offset)
@@ -242,7 +242,7 @@ def _write_plainly(descriptor: int, data: bytearray, offset: int) -> None:
 
 
 def _blank(buffers: Sequence[memoryview], start: int) -> None:
-    """Zero what a short read did not fill, so that no stale bytes pass for the right ones."""
+    """Zero what a short read did not fill, so that stale bytes cannot pass for the right ones."""
     for buffer in buffers:
         kept = min(start, buffer.nbytes)
         buffer[kept:] = bytes(buffer.nbytes - kept)

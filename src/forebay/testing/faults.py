@@ -58,11 +58,11 @@ MUTATING: Final = frozenset(
 
 
 class Effect(StrEnum):
-    """What goes wrong."""
+    """How a call goes wrong."""
 
     ERRNO = "errno"  # the call fails and has done nothing
-    SHORT = "short"  # only the first `amount` bytes are read or written, and it says so
-    TEAR = "tear"  # only the first `amount` bytes are written or zeroed, and it claims all
+    SHORT = "short"  # only the first `amount` bytes are read or written, as it reports
+    TEAR = "tear"  # only the first `amount` bytes are written or zeroed, but it reports all
     MISDIRECT = "misdirect"  # the right bytes, `amount` bytes further on
     FLIP = "flip"  # `amount` bits of what was read are wrong
     LATENCY = "latency"  # the call takes `amount` seconds longer
@@ -76,11 +76,11 @@ class Fault:
 
     operations: frozenset[Operation]
     effect: Effect
-    amount: float = 0  # errno, bytes, bits or seconds, as the effect says
-    first: int = 1  # the call, counted from arming, that it begins with
-    last: int | None = None  # the call that it ends with; None: never
+    amount: float = 0  # errno, bytes, bits or seconds, depending on the effect
+    first: int = 1  # the first call that it applies to, counted from arming
+    last: int | None = None  # the last call that it applies to; None: no end
     probability: float = 1.0  # of each call between first and last
-    within: str = ""  # part of the path it is limited to, to fail one drive of several
+    within: str = ""  # only paths with this text in them, to fail one drive of several
 
 
 _DATA_EFFECTS: Final = {Effect.SHORT, Effect.TEAR, Effect.MISDIRECT, Effect.FLIP}
@@ -93,7 +93,7 @@ _KILL_TIMES: Final = {"before": 0.0, "after": 1.0}
 
 
 def parse_fault(text: str) -> Fault:
-    """A rule from its text; a SettingsError names what is wrong with it."""
+    """Parse a rule; a SettingsError tells what is wrong with it."""
     what, at, when = text.partition("@")
     operations, colon, effect = what.partition(":")
     name, equals, value = effect.partition("=")
@@ -154,17 +154,17 @@ def _unknown(text: str, what: str) -> SettingsError:
 
 
 class Armed:
-    """A rule at work: counts its calls, and lets hanging ones go when it is disarmed."""
+    """An armed rule: counts its calls, and releases those that hang when it is disarmed."""
 
     def __init__(self, fault: Fault, draw: random.Random) -> None:
         self.fault = fault
-        self.calls = 0  # that the rule looked at since it was armed
+        self.calls = 0  # that it was matched against since it was armed
         self.fired = 0
         self._draw = draw
         self._released = threading.Event()
 
     def disarm(self) -> None:
-        """The rule applies to no further call; hanging and delayed ones go on at once."""
+        """Apply the rule to no further call; hanging and delayed ones go on at once."""
         self._released.set()
 
     def wait(self, timeout_s: float) -> None:
@@ -172,7 +172,7 @@ class Armed:
         self._released.wait(timeout_s)
 
     def matches(self, operation: Operation, path: str) -> bool:
-        """Count one call and say whether this rule hits it; called under the rules' lock."""
+        """Count one call; whether this rule applies to it. Called under the rules' lock."""
         fault = self.fault
         if self._released.is_set() or operation not in fault.operations:
             return False
@@ -204,19 +204,19 @@ class Rules:
         return armed
 
     def disarm(self) -> None:
-        """Remove every rule; what hangs goes on."""
+        """Remove every rule; calls that hang go on."""
         with self._lock:
             gone, self._armed = self._armed, ()
         for armed in gone:
             armed.disarm()
 
     def matching(self, operation: Operation, path: str) -> Sequence[Armed]:
-        """Count one call; the rules that hit it, in the order of their arming."""
+        """Count one call; returns the rules that apply to it, in the order of arming."""
         with self._lock:
             self.calls[operation] += 1
             return [armed for armed in self._armed if armed.matches(operation, path)]
 
     def draw_bits(self, count: int, size_bits: int) -> list[int]:
-        """Positions of bits to flip."""
+        """Random positions of bits to flip."""
         with self._lock:
             return [self._draw.randrange(size_bits) for _ in range(count)]

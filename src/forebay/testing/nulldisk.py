@@ -1,9 +1,9 @@
-"""A drive that takes no time, to measure what a pool does where no drive is the limit.
+"""A drive that takes no time, to measure a pool when no drive is the limit.
 
-It does what a drive does that copies by itself: a payload's bytes cost the processor nothing. Files
-are sparse ones in a directory in memory, where headers and tables are really kept; of payloads only
-their length. A read leaves in the buffer what lies there, so it is right only where all payloads
-have the same bytes and each slot has held one; what is not, fails its verification as ever.
+Like a drive with DMA, it spends no CPU time on a payload's bytes. Files are sparse, in a directory
+in memory; headers and tables are really kept, but of payloads only the length. A read leaves the
+buffer as it is, so it is right only if all payloads have the same bytes and each slot has held one;
+anything else fails its verification as usual.
 """
 
 import os
@@ -29,11 +29,11 @@ class NullDisk(Disk):
         direct: bool,  # noqa: ARG002 - what is kept lies in memory in any case
         write: bool,
     ) -> int:
-        """Through the page cache."""
+        """Open without O_DIRECT."""
         return super().open(directory, name, create=create, direct=False, write=write)
 
     def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """As the real one for what is kept; the rest of the buffers stays as it is."""
+        """As the real one for small buffers; large ones, for payloads, stay as they are."""
         done = 0
         for buffer in buffers:
             if len(buffer) < PAYLOAD_BYTES_MIN:
@@ -47,7 +47,7 @@ class NullDisk(Disk):
         return done
 
     def write(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """As the real one for what is kept; the rest is gone, and counts as written."""
+        """As the real one for small buffers; large ones only count as written."""
         done = 0
         for buffer in buffers:
             if len(buffer) < PAYLOAD_BYTES_MIN:
@@ -56,19 +56,19 @@ class NullDisk(Disk):
         return done
 
     def preallocate(self, descriptor: int, size_bytes: int) -> None:
-        """Make the file so long; nothing is reserved."""
+        """Give the file this length, without reserving space."""
         os.ftruncate(descriptor, max(size_bytes, os.fstat(descriptor).st_size))
 
     def status(self, descriptor: int) -> FileStatus:
-        """With every block allocated, as a preallocated file has them."""
+        """A file's status, with all blocks counted as allocated."""
         return _whole(super().status(descriptor))
 
     def status_of(self, directory: int, name: str) -> FileStatus:
-        """The same by name."""
+        """As `status`, by name."""
         return _whole(super().status_of(directory, name))
 
     def space(self, directory: int) -> Space:  # noqa: ARG002
-        """More than anyone wants."""
+        """Practically unlimited space."""
         return Space(_SPACE_BYTES, _SPACE_BYTES)
 
 

@@ -24,7 +24,7 @@ FOREVER: Final = float("inf")  # a deadline on any clock
 
 
 class RecordingListener(TierListener):
-    """Keeps what a tier told; plays another tier that has the chunks in `held`."""
+    """Records what a tier told; acts as another tier that has the chunks in `held`."""
 
     def __init__(self) -> None:
         self.gone: list[Removed] = []
@@ -33,7 +33,7 @@ class RecordingListener(TierListener):
         self._learned = threading.Condition()  # guards `_known`
 
     def hold(self, *samples: Sample) -> None:
-        """Let the other tier have these."""
+        """Let the other tier have these samples."""
         self.held |= {short(sample.name.key) for sample in samples}
 
     def removed(self, records: list[Removed]) -> None:
@@ -51,13 +51,13 @@ class RecordingListener(TierListener):
         return key in self.held
 
     def wait_until_known(self, key: bytes, timeout_s: float) -> bool:
-        """Whether the tier says in time that it has learned about this key."""
+        """Wait until the tier tells that it has learned about this key; False if it is too late."""
         with self._learned:
             return self._learned.wait_for(lambda: short(key) in self._known, timeout_s)
 
 
 class Outcomes:
-    """What a tier answered to what this object submitted; any thread may submit."""
+    """Submits loads and stores to a tier and collects the outcomes; any thread may submit."""
 
     def __init__(self, tier: Tier, on_stored: Callable[[Sample], None] | None = None) -> None:
         self._tier = tier
@@ -69,10 +69,10 @@ class Outcomes:
         self.dropped: Counter[str] = Counter()
         self.hits: list[Sample] = []
         self.misses: Counter[str] = Counter()
-        self.wrong: list[Sample] = []  # hits that held anything else; always empty, or P1 is broken
+        self.wrong: list[Sample] = []  # hits with wrong bytes; must stay empty, or P1 is broken
 
     def store(self, sample: Sample, payload: bytes | None = None) -> None:
-        """Submit a store; no waiting."""
+        """Submit a store, without waiting."""
         data = sample.payload if payload is None else payload
         source = memory.allocate(len(data))
         source[: len(data)] = data
@@ -90,7 +90,7 @@ class Outcomes:
         self._tier.submit_store(sample.name, source, len(data), done)
 
     def load(self, sample: Sample, deadline: float = FOREVER) -> None:
-        """Submit a load; no waiting."""
+        """Submit a load, without waiting."""
         target = memory.allocate(sample.length)
 
         def done(outcome: LoadOutcome) -> None:
@@ -101,7 +101,7 @@ class Outcomes:
         self._tier.submit_load(sample.name, target, done, deadline)
 
     def wait(self, timeout_s: float = 30.0) -> None:
-        """Until everything is answered; each exactly once."""
+        """Wait until everything has its outcome, and assert that each has exactly one."""
         with self._changed:
             done = self._changed.wait_for(lambda: len(self._answers) == self._submitted, timeout_s)
             assert done, f"{self._submitted - len(self._answers)} answers are missing"
@@ -124,7 +124,7 @@ class Outcomes:
 
     @contextmanager
     def _answered(self, number: int) -> Iterator[None]:
-        """Hold the lock while one answer is written down, then wake whoever waits for it."""
+        """Hold the lock while an outcome is recorded, then wake whoever waits for it."""
         with self._changed:
             yield
             self._answers[number] += 1

@@ -1,7 +1,7 @@
 """Random histories of a tier: Hypothesis stores, loads, evicts, corrupts, hangs, cuts the power.
 
-Inherit `TierMachine`, open your tier in its hook, and run `YourMachine.TestCase`. The invariant is
-the first promise: a load is a miss, or exactly what was stored.
+Inherit from `TierMachine`, open your tier in its hook, and run `YourMachine.TestCase`. The
+invariant is the first promise: a load is a miss, or exactly what was stored.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ class TierMachine(RuleBasedStateMachine):
     """The rules; `open_tier` is the hook."""
 
     def open_tier(self, place: Path, disk: FaultDisk, clock: ManualClock) -> Tier:
-        """A tier in `place`, by this disk and this clock; DirectoryError is an answer too."""
+        """Open a tier in `place`, with this disk and this clock; may raise DirectoryError."""
         raise NotImplementedError
 
     def __init__(self) -> None:
         super().__init__()
         self.place = Path(tempfile.mkdtemp(prefix="forebay-stateful-"))
         self.clock = ManualClock()
-        self.given: set[Sample] = set()  # to the tier, before or after a restart
+        self.given: set[Sample] = set()  # ever given to the tier, even before a restart
         self.fills = 0
         self.clogged = False
 
@@ -63,20 +63,20 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(sample=samples)
     def store(self, sample: Sample) -> None:
-        """Stored, or dropped for a reason."""
+        """Store a sample: it is stored, or dropped for a reason."""
         self.given.add(sample)
         self.outcomes.store(sample)
         self._settle()
 
     @rule(sample=samples)
     def load(self, sample: Sample) -> None:
-        """A miss, or exactly what was stored; and nothing that never was."""
+        """Load a sample: a miss, or exactly what was stored."""
         self.outcomes.load(sample)
         self._settle()
 
     @rule()
     def load_everything(self) -> None:
-        """Every record at once."""
+        """Load every sample at once."""
         for links in CHAINS:
             for sample in links:
                 self.outcomes.load(sample)
@@ -89,14 +89,14 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(links=st.sampled_from(CHAINS))
     def count_prefix(self, links: list[Sample]) -> None:
-        """A prefix is of what was given."""
+        """Look up a chain: no chunk may be found that was not given."""
         count = self.tier.prefix([link.name.key for link in links]).chunks
         assert set(links[:count]) <= self.given
 
     @precondition(lambda self: not self.clogged)
     @rule(share=st.sampled_from([0.2, 1.2]))
     def evict(self, share: float) -> None:
-        """Push out what is there."""
+        """Store enough to evict a part, or all, of what is there."""
         missing = self.tier.usage().cap_bytes * share
         while missing > 0:
             self.fills += 1
@@ -107,7 +107,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(seed=seeds)
     def lose_power(self, seed: int) -> None:
-        """What had not reached the medium is kept, lost or torn; then the tier is opened again."""
+        """Keep, lose or tear what had not reached the medium; then open the tier again."""
         self.disk.seed = seed
         self.disk.power_off()
         self._end()
@@ -115,7 +115,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """The kernel has written everything back."""
+        """Let the kernel write everything back."""
         self.disk.settle()
 
     @rule(seed=seeds)
@@ -127,7 +127,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(seed=seeds)
     def corrupt(self, seed: int) -> None:
-        """Flip a bit somewhere behind the tier's back."""
+        """Flip a bit in some file, without the tier noticing."""
         draw = random.Random(seed)
         paths = [path for path in sorted(self.place.iterdir()) if path.stat().st_size]
         if not paths:
@@ -142,36 +142,36 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(operation=st.sampled_from(["read", "write"]))
     def clog(self, operation: str) -> None:
-        """Calls of one kind hang."""
+        """Let calls of one kind hang."""
         self.disk.arm(f"{operation}:hang")
         self.clogged = True
 
     @rule(failure=st.sampled_from(FAILURES))
     def fail(self, failure: str) -> None:
-        """Calls of one kind fail now and then."""
+        """Let calls of one kind fail now and then."""
         self.disk.arm(failure)
 
     @rule()
     def heal(self) -> None:
-        """Nothing hangs or fails any more."""
+        """Remove all faults."""
         self._unclog()
         self._settle()
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 3600.0]))
     def tick(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.clock.advance(seconds)
 
     @invariant()
     def serves_nothing_wrong(self) -> None:
-        """The promise."""
+        """No load has returned wrong bytes, or bytes that were never given."""
         if hasattr(self, "tier"):
             assert not self.outcomes.wrong
             assert set(self.outcomes.hits) <= self.given
 
     @invariant()
     def stays_within_its_cap(self) -> None:
-        """As the tier says, and as `du` would."""
+        """The tier is within its cap, by its own account and by the blocks of its files."""
         if hasattr(self, "tier"):
             usage = self.tier.usage()
             assert usage.used_bytes <= usage.cap_bytes
@@ -182,7 +182,7 @@ class TierMachine(RuleBasedStateMachine):
             assert total <= usage.cap_bytes
 
     def teardown(self) -> None:
-        """Everything that was submitted is answered."""
+        """Everything that was submitted gets an outcome."""
         if hasattr(self, "tier"):
             self._unclog()
             self._end()
@@ -193,7 +193,7 @@ class TierMachine(RuleBasedStateMachine):
         try:
             self.tier = self.open_tier(self.place, self.disk, self.clock)
         except DirectoryError:
-            # A region's first bytes may be damaged beyond recognition; its operator moves it away.
+            # A region's first bytes may be damaged beyond recognition; an operator would move it.
             for path in self.place.iterdir():
                 path.unlink()
             self.tier = self.open_tier(self.place, self.disk, self.clock)

@@ -1,9 +1,9 @@
 """What a power loss may undo: every change since the medium last settled.
 
-Data and names fail differently, and so they are modelled. Each write not yet settled is, each for
-itself, kept, lost, or torn at 512 or 4096 bytes: drives and kernels write back in any order. Names
-(create, preallocate, rename, unlink) survive up to a random moment and not beyond, as a journalling
-file system keeps them. The two are independent: a new name may lead to old bytes.
+Data and names are modelled separately, since they fail differently. Each write that has not settled
+is kept, lost, or torn at 512 or 4096 bytes, independently of others: drives and kernels write back
+in any order. Changes of names (create, preallocate, rename, unlink) survive up to a random moment,
+as in a journalling file system. A new name may therefore lead to old bytes.
 """
 
 import os
@@ -21,9 +21,9 @@ SECTOR_BYTES: Final = (512, 4096)
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    file: int  # a descriptor of the journal's own
+    file: int  # a descriptor that belongs to the journal
     offset: int
-    before: bytes  # as long as `after`; zeros where the file had nothing
+    before: bytes  # as long as `after`; zeros beyond the end of the file
     after: bytes
 
 
@@ -32,28 +32,28 @@ class Journal:
 
     def __init__(self) -> None:
         self._writes: list[_Written] = []
-        self._names: list[Callable[[], None]] = []  # each takes a change of names back
+        self._names: list[Callable[[], None]] = []  # each undoes a change of names
         self._files: dict[tuple[int, int], int] = {}
 
     def write(self, descriptor: int, data: bytes, offset: int) -> None:
-        """A write is about to happen."""
+        """Note a write that is about to happen."""
         file = self._keep(descriptor)
         before = os.pread(file, len(data), offset).ljust(len(data), b"\0")
         self._writes.append(_Written(file, offset, before, data))
 
     def create(self, directory: int, name: str) -> None:
-        """A file was created."""
+        """Note that a file was created."""
         kept = self._keep(directory)
         self._names.append(lambda: os.unlink(name, dir_fd=kept))
 
     def resize(self, descriptor: int) -> None:
-        """A file is about to grow."""
+        """Note that a file is about to grow."""
         file = self._keep(descriptor)
         size_bytes = os.fstat(file).st_size
         self._names.append(lambda: os.ftruncate(file, size_bytes))
 
     def rename(self, directory: int, source: str, target: str) -> None:
-        """A file is about to be renamed."""
+        """Note that a file is about to be renamed."""
         overwritten, kept = self._keep_named(directory, target), self._keep(directory)
 
         def undo() -> None:
@@ -64,19 +64,19 @@ class Journal:
         self._names.append(undo)
 
     def unlink(self, directory: int, name: str) -> None:
-        """A file is about to be removed."""
+        """Note that a file is about to be removed."""
         file, kept = self._keep_named(directory, name), self._keep(directory)
         if file is not None:
             self._names.append(lambda: _restore(kept, name, file))
 
     def sync(self, descriptor: int) -> None:
-        """What was written to one file has reached the medium, and all names have."""
+        """Note that one file's writes, and all names, have reached the medium."""
         file = self._keep(descriptor)
         self._writes = [written for written in self._writes if written.file != file]
         self._names.clear()
 
     def settle(self) -> None:
-        """All that was written has reached the medium; nothing of it can be lost any more."""
+        """Note that everything has reached the medium, and cannot be lost any more."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
@@ -84,7 +84,7 @@ class Journal:
         self._names.clear()
 
     def lose(self, draw: random.Random) -> None:
-        """Take back what a power loss takes, as drawn at random; then nothing is unsettled."""
+        """Undo what a power loss would, drawn at random; then everything counts as settled."""
         for written in reversed(self._writes):
             os.pwrite(written.file, written.before, written.offset)
         for written in self._writes:
@@ -95,7 +95,7 @@ class Journal:
         self.settle()
 
     def _keep(self, descriptor: int) -> int:
-        """A descriptor of the same file that outlives its owner's and knows no O_DIRECT."""
+        """A descriptor of the same file that stays open after the caller's, without O_DIRECT."""
         status = os.fstat(descriptor)
         identity = (status.st_dev, status.st_ino)
         if identity not in self._files:
@@ -115,7 +115,7 @@ class Journal:
 
 
 def _survivors(size_bytes: int, draw: random.Random) -> list[tuple[int, int]]:
-    """The half-open ranges of one write that reach the medium."""
+    """The half-open ranges of a write that reach the medium."""
     if not size_bytes:
         return []
     fate = draw.choice(("kept", "lost", "cut", "sieved"))
@@ -131,7 +131,7 @@ def _survivors(size_bytes: int, draw: random.Random) -> list[tuple[int, int]]:
 
 
 def _restore(directory: int, name: str, file: int) -> None:
-    """Give a name back to a file that has none; a copy, since Linux links no such file again."""
+    """Restore a file that has lost its name; as a copy, since Linux cannot link it again."""
     target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE, dir_fd=directory)
     try:
         with Path(f"/proc/self/fd/{file}").open("rb") as source:

@@ -1,7 +1,7 @@
 """Runs the same load on every variant, one after the other; the order alternates per repeat.
 
-Every variant and every repeat begins with empty caches where we start the server; where we do not,
-no text is asked twice. All variants are asked the same text.
+If we start the server, every variant and every repeat begins with empty caches; if we do not, no
+text is used twice. All variants get the same text.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class AbPlan:
     load: LoadPlan
     variants: dict[str, Variant]  # off, on, and further ones by their names
     repeats: int = 1
-    stateless: LoadPlan | None = None  # after the load, where nothing comes back; None: left out
+    stateless: LoadPlan | None = None  # of the stateless workload after the load; None: left out
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _MeasuredVariant:
     """One variant over all repeats."""
 
     variant: Variant
-    opened: OpenServer | None = None  # in the last one
+    opened: OpenServer | None = None  # the server of the last repeat
     notes: tuple[str, ...] = ()
     runs: list[LoadRun] = field(default_factory=list)
     stateless: list[LoadRun] = field(default_factory=list)
@@ -48,7 +48,7 @@ class _MeasuredVariant:
         return msgspec.structs.replace(found, commands=self.opened.commands, notes=notes)
 
 
-Kept = Callable[[str, LoadResult], None]  # a variant is measured: its name, and its result so far
+Kept = Callable[[str, LoadResult], None]  # called with a measured variant and its result so far
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Comparison:
     show: Show
     kept: Kept
     variants: dict[str, _MeasuredVariant]
-    words: SyntheticText | None = None  # sized by the server that was first; all hear the same
+    words: SyntheticText | None = None  # sized by the first server; all variants get the same
     orders: list[tuple[str, ...]] = field(default_factory=list)
     done: int = 0
 
@@ -80,7 +80,7 @@ class _Comparison:
         self.orders.append(order)
 
     def measure(self, measured: _MeasuredVariant, number: int) -> None:
-        """One variant's steps, and then the stateless workload if it still answers."""
+        """Measure one variant's steps, and then the stateless workload if it still answers."""
         label = measured.variant.name
 
         def ask(load: LoadPlan, run: LoadRun, show: Show) -> bool:
@@ -136,7 +136,7 @@ class _Comparison:
 
 
 def run(plan: AbPlan, show: Show, kept: Kept) -> AbResult:
-    """Measure every variant; a StartupError if one cannot begin in the first round."""
+    """Measure every variant; StartupError if one cannot start in the first round."""
     variants = {name: _MeasuredVariant(variant) for name, variant in plan.variants.items()}
     comparison = _Comparison(plan, show, kept, variants)
     for number in range(plan.repeats):

@@ -34,7 +34,7 @@ class Counters:
         self._before: dict[str, Any] = {}
 
     def __call__(self) -> PoolFigures | None:
-        """What was counted since the last call, and what is held now; None if the pool is gone."""
+        """The counts since the last call, and what is held now; None if the pool is gone."""
         found = self._stats()
         if found is None:
             return None
@@ -43,7 +43,7 @@ class Counters:
         return since
 
     def so_far(self) -> PoolFigures | None:
-        """The same, without a beginning of the next span."""
+        """The same, but the next call still counts from the last one."""
         found = self._stats()
         return None if found is None else self._since(found)
 
@@ -69,7 +69,7 @@ class Counters:
 
 
 def _counted(stats: dict[str, Any], name: str, tier: str, direction: str) -> int:
-    """What succeeded."""
+    """A counter, or the successful part of `operations`."""
     labels = {"tier": tier, "direction": direction}
     outcome = {"outcome": OK} if name == "operations" else {}
     return count(stats, name, **labels, **outcome)
@@ -91,7 +91,7 @@ def _grown(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
 
 
 def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:
-    """The sums of all, with what the last one held; None where there is no pool."""
+    """The sums over all, with what the last one held; None if there is no pool."""
     found = [pool for pool in pools if pool is not None]
     if not found:
         return None

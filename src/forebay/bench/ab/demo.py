@@ -1,9 +1,9 @@
 """The demo: the same dialogs against vLLM without and with the pool, then after a restart.
 
 Both engines run at once, but only one is asked at a time, and the next request waits until the pool
-has nothing left to do; so nothing of ours computes beside a measurement. Each engine's KV cache is
-too small for the dialogs: without the pool every turn is computed from its first token. Answers are
-greedy and in float32, where equal histories give equal answers.
+is idle, so that nothing else computes during a measurement. Each engine's KV cache is too small for
+the dialogs: without the pool every turn is computed from its first token. Answers are greedy and in
+float32, in which equal histories give equal answers.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ Note = Callable[[str], None]  # a line that stays
 _STOP_S: Final = 60.0  # a pool writes for up to 20 s
 _QUIET_S: Final = 0.1
 _QUIET_MAX_S: Final = 10.0
-_WARM_TOKENS: Final = 320  # more than is too short to be stored
-_MARGIN: Final = 0.9  # of the time that is left: machines do not keep their speed
+_WARM_TOKENS: Final = 320  # enough to be stored
+_MARGIN: Final = 0.9  # of the time that is left, since a machine's speed varies
 _DRAM_BYTES: Final = 1 << 30
 _DISK_BYTES: Final = 2 << 30
 _MEMORY_BYTES: Final = 5 << 30  # two engines of 2 GB each, and the chunks
@@ -72,25 +72,25 @@ class _Demo:
     pooled: list[ChatSession] = field(default_factory=list)
 
     def say(self, what: str) -> None:
-        """What is being done, for whoever watches."""
+        """Report what is being done."""
         self.show(what, self.done)
 
     def remark(self, text: str) -> None:
-        """A line that also goes into the report."""
+        """Print a line that also goes into the report."""
         self.notes.append(text)
         self.note(text)
 
     def elapsed(self) -> float:
-        """Since it began."""
+        """Seconds since the demo began."""
         return time.monotonic() - self.begun
 
     def left(self) -> float:
-        """Of the time that this may take."""
+        """Seconds that are left of `minutes`."""
         return self.minutes * 60 - self.elapsed()
 
     @contextlib.contextmanager
     def on_pool(self) -> Iterator[tuple[PoolProcess, StartingServer]]:
-        """A pool and an engine that joins it; at the end both are over and chunks are on NVMe."""
+        """A pool and an engine that joins it; at the end both are ended and chunks are on NVMe."""
         self.say("starting a pool")
         with running_pool(_DRAM_BYTES, [self.disk]) as pool:
             with StartedServer(WITH, self.engine).starting(pool) as engine:
@@ -101,7 +101,7 @@ class _Demo:
             pool.stop(_STOP_S)
 
     def wait(self, engines: dict[str, StartingServer]) -> None:
-        """Until all of them answer, telling how far each is."""
+        """Wait until all engines answer, and report how far each is."""
 
         def look() -> None:
             stages = {
@@ -115,7 +115,7 @@ class _Demo:
             each.process.wait(look)
 
     def measure_speed(self, alone: StartingServer, engine: StartingServer) -> EngineSpeed:
-        """Warm both engines up, and see how fast this machine is; makes the dialogs' words."""
+        """Warm up both engines and measure this machine's speed; also sizes the dialogs' words."""
         self.say(f"warming up {WITH}")
         wait_until_sharing(engine.target, engine.counted, self.say, _WARM_TOKENS)
         self.say(f"warming up {ALONE}, and measuring how fast it reads a prompt")
@@ -127,7 +127,7 @@ class _Demo:
         return EngineSpeed(answer.prompt_tokens / answer.ttft_s, answer.tpot_s or 0.0, self.ready_s)
 
     def size(self, speed: EngineSpeed) -> DemoSize:
-        """What fits into the time, and say so."""
+        """Choose, and report, the size of the demo that fits into the time."""
         found = demo_size.sized(speed, self.context, _MARGIN * self.left())
         dialogs = found.dialogs
         self.alone, self.pooled = (
@@ -156,9 +156,9 @@ class _Demo:
         on: tuple[PoolProcess, StartingServer],
         until: float,
     ) -> list[ComparedTurn]:
-        """One turn of every dialog, asked of both; who is asked first changes each time.
+        """Ask both engines for one turn of every dialog, in alternating order.
 
-        At its end so much of all is done (0 to 1).
+        `until` is the share of the demo that is done afterwards (0 to 1).
         """
         pool, engine = on
         step = (until - self.done) / (2 * len(self.alone))
@@ -183,7 +183,7 @@ class _Demo:
     def before_restart(
         self, size: DemoSize, alone: StartingServer, on: tuple[PoolProcess, StartingServer]
     ) -> list[ComparedTurn]:
-        """All turns but the last; fewer where the machine has become slower meanwhile."""
+        """All turns but the last; fewer if the machine has become slower meanwhile."""
         turns: list[ComparedTurn] = []
         rounds = size.dialogs.turns - 1
         for number in range(rounds):
@@ -200,7 +200,7 @@ class _Demo:
         return turns
 
     def once_more(self, engine: StartingServer) -> RepeatedTurn:
-        """What a hit in the pool costs over one in vLLM's own cache."""
+        """Measure a hit in the pool against one in vLLM's own cache."""
         self.say("asking once more, from the pool and from vLLM's own cache")
         pairs = []
         for dialog in self.pooled:
@@ -209,7 +209,7 @@ class _Demo:
         return RepeatedTurn(median(pool for pool, _ in pairs), median(own for _, own in pairs))
 
     def course(self) -> DemoReport:
-        """Everything, one after the other."""
+        """Run the whole demo."""
         with StartedServer(ALONE, self.engine).starting(None) as alone:
             self.commands[ALONE] = alone.commands
             if machine.gpus():  # engines that begin at once disagree about its free memory
@@ -249,10 +249,10 @@ class _Demo:
 
 
 def run(parent: str, minutes: float, show: Show, note: Note) -> DemoReport:
-    """Hold all dialogs; a StartupError says in a sentence what is in the way.
+    """Run the demo; a StartupError says in one sentence why that is not possible.
 
-    `parent` is a directory on the drive that stands for NVMe. The time begins when the model is
-    there: converting it happens once.
+    `parent` is a directory on the drive that serves as NVMe. The time starts when the model is
+    ready: it is converted only once.
     """
     vllm.require()
     once = "" if demo_model.is_ready() else " (converting it, once)"
@@ -273,7 +273,7 @@ def run(parent: str, minutes: float, show: Show, note: Note) -> DemoReport:
 
 
 def line_of(turn: ComparedTurn) -> str:
-    """One comparison, for whoever watches."""
+    """One comparison in words."""
     times = f"{turn.alone.ttft_s:.2f} s without, {turn.with_pool.ttft_s:.2f} s with Forebay"
     what = f"turn {turn.number + 1} of {turn.dialog}"
     if turn.number == 0:
@@ -282,7 +282,7 @@ def line_of(turn: ComparedTurn) -> str:
 
 
 def _remarks() -> list[str]:
-    """What a reader of the figures must know of this machine."""
+    """Remarks about this machine that matter for the figures."""
     found = [f"{note.capitalize()}; times will vary." for note in machine.other_load()]
     free_bytes = machine.available_memory_bytes()
     if free_bytes < _MEMORY_BYTES:
@@ -292,7 +292,7 @@ def _remarks() -> list[str]:
 
 
 def _asked(server: StartingServer, ask: PromptRequest) -> Completion:
-    """An answer; a StartupError where it fails: a demo that fails shows nothing."""
+    """Ask a server; StartupError if that fails."""
     answer = asyncio.run(client.ask(server.target, ask.messages, ask.answer_tokens))
     if isinstance(answer, Failed):
         raise StartupError(f"a request failed: {answer.why}.")
@@ -300,7 +300,7 @@ def _asked(server: StartingServer, ask: PromptRequest) -> Completion:
 
 
 def _phase(turns: list[ComparedTurn], engine: StartingServer) -> DemoPhase:
-    """These turns, with what the pool has counted since the last look."""
+    """These turns, with what the pool has counted since the last call."""
     moved = engine.counted()
     if moved is None:
         raise StartupError("the pool went away.")
@@ -308,7 +308,7 @@ def _phase(turns: list[ComparedTurn], engine: StartingServer) -> DemoPhase:
 
 
 def _wait_until_quiet(pool: PoolProcess) -> None:
-    """Until the pool computes nothing, or for `_QUIET_MAX_S`."""
+    """Wait until the pool uses no CPU time, or for `_QUIET_MAX_S`."""
     before, until = pool.cpu_s(), time.monotonic() + _QUIET_MAX_S
     while time.monotonic() < until:
         time.sleep(_QUIET_S)

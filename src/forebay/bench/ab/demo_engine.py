@@ -16,8 +16,8 @@ from forebay.settings import Settings
 
 _TOKEN_BYTES: Final = 46_080  # of KV: 30 layers, 3 heads of 64, keys and values, 4 bytes
 _HASH_S: Final = 300.0
-_LOOKUP_MS: Final = 1000.0  # where vLLM computes on every core, the pool may be late to answer
-# How far an engine is, by the lines of its log, the last one first.
+_LOOKUP_MS: Final = 1000.0  # long, since vLLM may compute on every core and delay the pool
+# How far an engine's start is, by lines of its log, the last one first.
 _STAGES: Final = (
     ("Starting vLLM server", "opening its port"),
     ("Loading weights took", "allocating its KV cache"),
@@ -29,9 +29,9 @@ _FIRST_STAGE: Final = "importing vLLM"
 
 
 def engine_of(model: str, kv_cache_bytes: int, context_tokens: int) -> VllmServer:
-    """The demo model on vLLM, on whatever this machine has; its cache must hold one context.
+    """The demo model on vLLM, on this machine's GPU or CPUs; its cache must hold one context.
 
-    Nothing is compiled and one process less is started, which is half of the time to start.
+    Nothing is compiled and one process less is started, which halves the time to start.
     """
     return VllmServer(
         model=model,
@@ -51,7 +51,7 @@ def engine_of(model: str, kv_cache_bytes: int, context_tokens: int) -> VllmServe
 
 
 def know_weights(model: str) -> None:
-    """Have the weights hashed now: an engine shares nothing until it knows them."""
+    """Hash the weights in advance: an engine shares nothing until it knows them."""
     command = [sys.executable, "-P", "-m", "forebay.engines.weights", model]
     try:
         subprocess.run(command, capture_output=True, timeout=_HASH_S, check=True)
@@ -60,7 +60,7 @@ def know_weights(model: str) -> None:
 
 
 def stage_of(log: Path) -> str:
-    """How far an engine is, by its log."""
+    """How far an engine's start is, by its log."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return next((stage for line, stage in _STAGES if line in text), _FIRST_STAGE)
 
@@ -68,7 +68,7 @@ def stage_of(log: Path) -> str:
 def _cpu_variables() -> dict[str, str]:
     """VLLM on CPUs: every core for both variants, and a worker within the engine's process.
 
-    Left to itself vLLM keeps more cores to itself with a connector than without.
+    By default vLLM reserves more cores with a connector than without one.
     """
     return {
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -87,5 +87,5 @@ def cores() -> int:
 
 
 def cache_bytes(context: int) -> int:
-    """Of the KV cache that goes with a context."""
+    """The size of the KV cache for this context."""
     return demo_size.cache_tokens(context) * _TOKEN_BYTES

@@ -54,7 +54,7 @@ def page(report: DemoReport) -> str:
 
 
 def text(report: DemoReport) -> str:
-    """The same for a terminal, without what is long."""
+    """The report for a terminal, without its long parts."""
     lines = [*wrap(_course(report), LINE_LETTERS), ""]
     for value, name, more, _ in _headline(report):
         lines += [f"  {value} {name}", f"      {more}"]
@@ -137,7 +137,7 @@ def _figures(report: DemoReport) -> Table:
 
 
 def _ttft(turns: Iterable[ComparedTurn]) -> list[tuple[float, float]]:
-    """Of each turn, the seconds to its first token without and with the pool."""
+    """The seconds to the first token of each turn, without and with the pool."""
     return [(turn.alone.ttft_s, turn.with_pool.ttft_s) for turn in turns]
 
 
@@ -167,7 +167,7 @@ def _charts(report: DemoReport) -> str:
 
 
 def _computed(answer: Completion) -> int:
-    """Prompt tokens that came from no cache."""
+    """Prompt tokens that were computed."""
     return answer.prompt_tokens - (answer.cached_tokens or 0)
 
 

@@ -19,12 +19,12 @@ from forebay.plan.measured import Sla
 ALONE: Final = "vLLM alone"
 WITH: Final = "vLLM with Forebay"
 MODEL: Final = "SmolLM2-135M-Instruct, float32"
-# Of one user there is no SLA; this one is far beyond what a token takes on any machine.
+# A single user has no SLA; this bound is far above the time of a token on any machine.
 _BOUNDS: Final = Sla(tpot_ms=1000.0)
 
 
 class Spread(NamedTuple):
-    """A median, and how far the values lie apart."""
+    """A median with the least and the greatest value."""
 
     median: float
     low: float
@@ -32,7 +32,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """Of at least one value."""
+        """The spread of at least one value."""
         known = list(values)
         return cls(median(known), min(known), max(known))
 
@@ -50,7 +50,7 @@ class ComparedTurn(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """How many times faster the pool's engine began to answer."""
+        """How many times faster the pool's engine gave its first token."""
         return self.alone.ttft_s / self.with_pool.ttft_s
 
     @property
@@ -121,8 +121,8 @@ class DemoReport:
     again: RepeatedTurn
     restarted: DemoPhase
     ready_s: float  # from the start of the engines until both answered
-    first_s: float  # and until the first returning turn was compared
-    seconds: float  # and until the end
+    first_s: float  # from the start until the first returning turn was compared
+    seconds: float  # from the start until the end
     notes: tuple[str, ...]
     commands: tuple[tuple[str, ...], tuple[str, ...]]  # without and with the pool
 

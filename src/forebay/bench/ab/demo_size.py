@@ -1,8 +1,8 @@
 """How much the demo does: as much as fits its time at this machine's speed.
 
-A dialog must be lost to the engine's own cache when it comes back, or there would be nothing to
-compare. Each turn of the other dialogs takes its place, so `LEAST_DIALOGS` of them must not fit:
-their histories have a least length. Within that, histories grow first, then the number of dialogs.
+When a dialog comes back, the engine's own cache must have lost it, or there would be nothing to
+compare. The turns of the other dialogs take its place, so `LEAST_DIALOGS` of them must not fit:
+their histories have a minimum length. Above that, histories grow first, then the number of dialogs.
 """
 
 from typing import Final, NamedTuple
@@ -13,13 +13,13 @@ LEAST_DIALOGS: Final = 3
 MOST_DIALOGS: Final = 5
 TURN_TOKENS: Final = 32
 ANSWER_TOKENS: Final = 8
-_TURNS: Final = (4, 3)  # the last one comes after the restart; fewer where there is no time
+_TURNS: Final = (4, 3)  # the last one comes after the restart; fewer if time is short
 _TEMPLATE_TOKENS: Final = 24  # around a question and its answer
 _BLOCK_TOKENS: Final = 64  # a cache ends within a block, and keeps one for itself
 # A turn that returns: what the pool cannot have (the question, part of a chunk), and the load.
 _RETURN_TOKENS: Final = 128
 _RETURN_S: Final = 0.2
-_LONGER: Final = 0.8  # of the speed that was measured on a short prompt: longer ones go slower
+_LONGER: Final = 0.8  # of the speed measured on a short prompt, since longer ones are slower
 _PAUSE_S: Final = 0.2  # after each turn, until the pool has written
 _STOP_S: Final = 5.0  # an engine and a pool end before they start again
 _CONTEXT_TOKENS: Final = 1536
@@ -28,7 +28,7 @@ _MANY_CORES: Final = 8
 
 
 class EngineSpeed(NamedTuple):
-    """What one engine was measured to do, alone on the machine."""
+    """The measured speed of one engine, alone on the machine."""
 
     prompt_tokens_per_s: float
     token_s: float  # a token after the first
@@ -36,7 +36,7 @@ class EngineSpeed(NamedTuple):
 
 
 class DemoSize(NamedTuple):
-    """What fits."""
+    """The size of a demo, and whether it fits its time."""
 
     dialogs: Dialogs
     expected_s: float  # from now to the end
@@ -44,17 +44,17 @@ class DemoSize(NamedTuple):
 
 
 def context_tokens(cores: int, *, has_gpu: bool) -> int:
-    """How long a dialog may become; chosen before anything is measured."""
+    """The maximum length of a dialog; chosen before anything is measured."""
     return _LARGE_CONTEXT_TOKENS if has_gpu or cores >= _MANY_CORES else _CONTEXT_TOKENS
 
 
 def cache_tokens(context: int) -> int:
-    """An engine's KV cache must hold one context; it holds no more."""
+    """The size of an engine's KV cache: it holds one context and no more."""
     return context + _BLOCK_TOKENS
 
 
 def sized(speed: EngineSpeed, context: int, left_s: float) -> DemoSize:
-    """The largest demo that ends within `left_s`, or else the smallest one there is."""
+    """The largest demo that ends within `left_s`, else the smallest possible one."""
     least = least_tokens(context)
     for turns in _TURNS:
         most = _most_tokens(context, turns)
@@ -74,12 +74,12 @@ def sized(speed: EngineSpeed, context: int, left_s: float) -> DemoSize:
 
 
 def least_tokens(context: int) -> int:
-    """Of a history: the other dialogs together take all of the cache."""
+    """The minimum length of a history, so that the other dialogs together fill the cache."""
     return -(-cache_tokens(context) // (LEAST_DIALOGS - 1))
 
 
 def seconds_of(dialogs: Dialogs, speed: EngineSpeed) -> float:
-    """What these dialogs take on both engines, with the restart."""
+    """The time that these dialogs take on both engines, with the restart."""
     rate = _LONGER * speed.prompt_tokens_per_s
     answer_s = dialogs.answer_tokens * speed.token_s + _PAUSE_S
     computed_s = dialogs.first_tokens / rate + answer_s

@@ -73,7 +73,7 @@ class StartedServer:
 
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[OpenServer]:
-        """The server, its caches empty, and its pool; a StartupError says why not."""
+        """The server with empty caches, and its pool; StartupError if it cannot start."""
         notes = machine.other_load()
         with contextlib.ExitStack() as stack:
             pool = None
@@ -93,7 +93,7 @@ class StartedServer:
 
     @contextlib.contextmanager
     def starting(self, pool: PoolProcess | None) -> Iterator[StartingServer]:
-        """The server before it answers: several may load their models at the same time."""
+        """The server before it answers, so that several can load their models at once."""
         port = processes.free_port()
         wanted = self.engine
         transfer = None if pool is None else vllm.transfer_config(wanted.settings, pool.socket)
@@ -101,7 +101,7 @@ class StartedServer:
         base = {**os.environ, **wanted.variables}
         variables = vllm.environment(wanted.settings, base, offline=wanted.is_offline)
         with contextlib.ExitStack() as stack:
-            # A pool that nobody has joined would end by itself while a model is loaded.
+            # A pool without clients would end by itself while the model is loaded.
             watch = None if pool is None else stack.enter_context(pool.client())
             home = stack.enter_context(scratch(tempfile.gettempdir()))
             process = ServerProcess.start(command, variables, port, home / "engine.log")
@@ -121,7 +121,7 @@ class StartedServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that somebody else runs, with the socket of its pool where that is known."""
+    """A server that somebody else runs, with its pool's socket, if known."""
 
     name: str
     target: Target
@@ -129,7 +129,7 @@ class RunningServer:
 
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[OpenServer]:
-        """The server; its caches are as they are, which is why no text is asked twice."""
+        """The server; its caches are not emptied, so no text is used twice."""
         say(f"asking {self.name}")
         if self.socket is None:
             yield OpenServer(self.target, NO_POOL)
@@ -146,7 +146,7 @@ Variant = StartedServer | RunningServer
 def wait_until_sharing(
     target: Target, counted: Counted, say: Say, tokens: int = _SHARES_TOKENS
 ) -> None:
-    """Ask until the pool has stored something: an engine hashes its weights first."""
+    """Send prompts until the pool has stored one: an engine hashes its weights first."""
     say("waiting until the engine has stored its first chunk")
     counted()
     until = time.monotonic() + _SHARES_S

@@ -29,13 +29,13 @@ class PoolBenchPlan:
 
 
 def spread(name: str, values: Sequence[float], digits: int | None = 3) -> Figures:
-    """The median of at least one run, and how far the runs lay apart."""
+    """The median of at least one run, with the least and the greatest."""
     low, high = round(min(values), digits), round(max(values), digits)
     return {name: round(median(values), digits), f"{name}_spread": [low, high]}
 
 
 def latency(name: str, rounds: Sequence[Sequence[float]]) -> Figures:
-    """How long a call took, from seconds: p50 by rounds, p99 and longest over all of them."""
+    """Latencies of calls: p50 by rounds, p99 and longest over all of them."""
     medians = [sorted(each)[len(each) // 2] * 1e3 for each in rounds]
     every = sorted(second * 1e3 for each in rounds for second in each)
     return {
@@ -55,8 +55,8 @@ def compare_in_pairs(
 ) -> Figures:
     """A slice of raw and a slice of Forebay, back to back, in alternating order.
 
-    So what else goes on in the machine meets both. `slice_s` is told what comes next, and answers
-    with how long it may take.
+    So other load on the machine affects both. `slice_s` is told what comes next, and returns how
+    long it may take.
     """
     rounds = []
     for number in range(PAIRS):
@@ -74,7 +74,7 @@ def compare_in_pairs(
 
 
 def pairs(name: str, rounds: Sequence[Round]) -> Figures:
-    """Of rounds; a pair is the best raw and the best Forebay of the depths in one round."""
+    """Figures of pairs: the best raw and the best Forebay rate over all depths in each round."""
     raws, forebays = (
         [max(rates[which] for rates in each.values()) for each in rounds] for which in (0, 1)
     )
@@ -95,7 +95,7 @@ def pairs(name: str, rounds: Sequence[Round]) -> Figures:
 
 
 def worth(read_gbps: float) -> Figures:
-    """What a drive that reads so fast is good for: the answer to a buyer's question."""
+    """What a drive with this read bandwidth is worth, compared with recomputing."""
     tokens = read_gbps * 1e9 / MODEL_KV_BYTES
     times = tokens / MODEL_PREFILL_TOKENS
     facts = (

@@ -38,9 +38,9 @@ def reopen_bytes() -> int:
 def reopen(
     directories: Sequence[Directory], times: int, until: float, records: int = REOPEN_RECORDS
 ) -> list[float]:
-    """Seconds until a tier with so many records is open again, everything indexed, each time.
+    """Seconds to reopen a tier with this many records, with everything indexed, for each time.
 
-    None at all if they could not be stored by `until` (monotonic).
+    Empty if the records could not be stored by `until` (monotonic).
     """
     tier = DiskTier.open(directories, Options())
     buffers = [memory.allocate(REOPEN_PAYLOAD_BYTES) for _ in range(2 * DEPTH_MAX)]
@@ -64,7 +64,7 @@ def reopen(
 
 
 def index_bytes_per_record(records: int = INDEX_RECORDS) -> float:
-    """Growth of resident memory a record, over so many records, in a process of its own."""
+    """Growth of resident memory per record, over this many records, in a separate process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as child:
         try:
             return child.submit(_grown_bytes, records).result(_CHILD_TIMEOUT_S) / records

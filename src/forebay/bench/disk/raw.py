@@ -24,18 +24,18 @@ from forebay.sys.shared import SharedMemory
 FILE_NAME: Final = "raw"
 DEPTH_MAX: Final = 8
 USED_BYTES_MAX: Final = 8 << 30  # of a directory; more would only take longer to fill
-RAW_SHARE: Final = 4  # one part in so many is the raw file's
+RAW_SHARE: Final = 4  # the raw file gets this fraction (1/n) of the space
 
 Move = Callable[[memoryview], int]  # an I/O with this buffer; the bytes that it moved
 
 
 def used_bytes(disk: DiskSetting) -> int:
-    """What a benchmark takes of a directory's size."""
+    """How much of a directory's size a benchmark uses."""
     return min(disk.cap_bytes, USED_BYTES_MAX)
 
 
 def pool_bytes(disk: DiskSetting) -> int:
-    """Of that, what is Forebay's; the rest is for the raw file beside it."""
+    """The part of `used_bytes` for Forebay; the rest is for the raw file beside it."""
     return used_bytes(disk) - used_bytes(disk) // RAW_SHARE
 
 
@@ -46,7 +46,7 @@ def raw_slots(disks: Sequence[DiskSetting], io_bytes: int) -> int:
 
 @dataclass(slots=True)
 class RawFiles:
-    """Threads on preallocated files, the caller's. Used by one thread."""
+    """Threads that read and write the caller's preallocated files. Used by one thread."""
 
     disk: Disk
     files: list[int]
@@ -60,10 +60,10 @@ class RawFiles:
         return sum(self._rates([self._read_slot] * depth, seconds))
 
     def read_through(self, depth: int, size_bytes: int) -> float:
-        """Read so much, `depth` at once, each I/O into the buffer that was used longest ago.
+        """Read this many bytes, `depth` at once, each I/O into the least recently used buffer.
 
-        A guest's memory that was not written lately may cost its host a fault a page, and halve
-        the bandwidth: who compares with a slab must go through as much of it.
+        In a guest, memory that was not written lately may cost its host a page fault each, which
+        halves the bandwidth: a comparison with a slab must use as much memory.
         """
         oldest = deque(self.buffers)
 
@@ -98,14 +98,14 @@ class RawFiles:
         return self.disk.write(*self._place(buffer, number))
 
     def _place(self, buffer: memoryview, number: int) -> tuple[int, list[memoryview], int]:
-        """Neighbouring numbers lie in different directories."""
+        """The place of a slot; neighbouring numbers are in different directories."""
         file = self.files[number % len(self.files)]
         return file, [buffer], number // len(self.files) % self.slots * self.io_bytes
 
     def _rates(
         self, moves: Sequence[Move], seconds: float = 3600.0, times: int = 1 << 60
     ) -> list[float]:
-        """GB/s (10^9) of a thread for each of these, that repeats it for so long or so often."""
+        """GB/s (10^9) of one thread per move, which repeats it for this time or this often."""
         stop = threading.Event()
         turns = iter(range(times))
         start = time.monotonic()
@@ -131,11 +131,11 @@ class RawFiles:
 def prepared_files(
     places: Sequence[Path], io_bytes: int, slots: int, memory_bytes: int = 0
 ) -> Iterator[RawFiles]:
-    """Files in these directories, every byte written once, gone afterwards.
+    """Files in these directories with every byte written once; removed afterwards.
 
     Their buffers are shared memory, as the pool's slab is: enough for reads and writes at once, or
-    `memory_bytes` of them. How a buffer's pages lie in memory makes up to a third of the bandwidth,
-    so who compares must use these very buffers, or a slab.
+    `memory_bytes` of them. The physical layout of buffers makes up to a third of the bandwidth, so
+    comparisons must use these same buffers, or a slab.
     """
     disk = Disk()
     with contextlib.ExitStack() as stack:

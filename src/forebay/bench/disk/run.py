@@ -71,7 +71,7 @@ def run(plan: PoolBenchPlan, progress: Progress) -> Figures:
 
 
 def refuse_impossible(plan: PoolBenchPlan) -> None:
-    """A SettingsError if these sizes could show nothing."""
+    """SettingsError if these sizes are too small to measure anything."""
     if not 0 < plan.payload_bytes <= PAYLOAD_BYTES_MAX:
         raise SettingsError(
             f"--record: a record has 1 byte to {format_size(PAYLOAD_BYTES_MAX)}, for example 4MiB."
@@ -88,7 +88,7 @@ def refuse_impossible(plan: PoolBenchPlan) -> None:
 
 
 def _refuse_too_much(plan: PoolBenchPlan, places: Sequence[Path]) -> None:
-    """Sizes above what is free; directories on one drive count together."""
+    """SettingsError for sizes above what is free; directories on one drive count together."""
     wanted: dict[int, int] = {}
     for disk, place in zip(plan.disks, places, strict=True):
         drive = place.stat().st_dev
@@ -102,7 +102,7 @@ def _refuse_too_much(plan: PoolBenchPlan, places: Sequence[Path]) -> None:
 
 
 def _reopen(plan: PoolBenchPlan, places: Sequence[Path], until: float) -> Figures:
-    """Nothing where space or time do not suffice."""
+    """The time to reopen a tier; empty if there is too little space or time."""
     need = microbenchmarks.reopen_bytes() // len(places)
     sizes = [used_bytes(disk) for disk in plan.disks]
     if min(sizes) < need:

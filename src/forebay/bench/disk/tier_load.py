@@ -36,11 +36,11 @@ class TierLoad:
         *,
         digest: Digest | None = None,
     ) -> None:
-        """`digest` is that of every buffer, as a pool has it from its engine; None: unknown."""
+        """`digest` is that of every buffer, as engines give it to a pool; None: unknown."""
         self._digest = digest
         self._tier = tier
         self._payload_bytes = payload_bytes
-        # A chain leaves with the region of its head: few of the records may hang on one.
+        # A chain is dropped with the region of its head, so chains must be short.
         self._chain_records = max(1, min(CHAIN_RECORDS, records // _CHAINS_MIN))
         self._names: deque[RecordName] = deque(maxlen=max(1, int(records * _KEEP_SHARE)))
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ class TierLoad:
         self.dropped = 0
 
     def fill(self, records: int, seconds: float = 60 * _WAIT_S) -> int:
-        """Store this many records, or what there is time for; how many were stored."""
+        """Store this many records, or as many as time allows; returns how many."""
         before = self._stored
         self._run(0, DEPTH_MAX, seconds, records)
         return self._stored - before
@@ -66,14 +66,14 @@ class TierLoad:
         return self._run(depth, depth, seconds)
 
     def release(self) -> None:
-        """Let go of the buffers; the tier is closed."""
+        """Release the buffers; the tier must be closed."""
         for buffer in self._buffers:
             buffer.release()
 
     def _run(
         self, loads: int, stores: int, seconds: float, times: int = 1 << 60
     ) -> tuple[float, float]:
-        """GB/s (10^9) of payload loaded and stored, for so long or so often."""
+        """GB/s (10^9) of payload loaded and stored, over this time or this many transfers."""
         loaded = stored = 0
         start = time.monotonic()
         for buffer in self._buffers[:loads]:

@@ -7,7 +7,7 @@ _GPUS_MAX: Final = 64
 
 
 def joules() -> float | None:
-    """Of all GPUs together, since their driver was loaded; None where nobody counts it."""
+    """Joules of all GPUs together since their driver was loaded; None if not counted."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -70,7 +70,7 @@ class TokenEngine:
         return engine
 
     async def ask(self, prompt: Sequence[int], answer_tokens: int) -> Completion:
-        """Exactly so many tokens, greedily. Cancelled, the request is aborted."""
+        """Get an answer of exactly this many tokens, greedily. If cancelled, it is aborted."""
         answer = await client.ask_tokens(self.target, prompt, answer_tokens)
         if isinstance(answer, Failed):
             raise StartupError(f"a request failed: {answer.why}; {self._server.last_lines()}")
@@ -84,7 +84,7 @@ class TokenEngine:
             await asyncio.sleep(_CLEAR_PAUSE_S)
 
     async def counts(self) -> dict[str, int]:
-        """What Forebay has counted in it, by its scheduler and its worker; docs/serve.md."""
+        """Forebay's counters in this engine's scheduler and worker; see docs/serve.md."""
         text = (await self._fetch("/metrics", "GET")).decode(errors="replace")
         found: dict[str, int] = {}
         for metric, label, value in _COUNTER.findall(text):
@@ -95,7 +95,7 @@ class TokenEngine:
         return {**found, **await self.call("forebay_counts")}
 
     async def call(self, method: str) -> Any:  # noqa: ANN401 - whatever it answers
-        """What a method of the worker's extension answers; no more than JSON can say."""
+        """The result of a method of the worker's extension, as JSON."""
         return (await self._post("/collective_rpc", {"method": method}))["results"][0]
 
     async def stop(self) -> None:

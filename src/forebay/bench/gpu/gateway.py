@@ -18,7 +18,7 @@ from forebay.engines.start import vllm
 from forebay.errors import StartupError
 from forebay.settings import Settings
 
-_ANSWER_S: Final = 400.0  # of which an engine that is started takes a part
+_ANSWER_S: Final = 400.0  # includes the time to start an engine
 _END_S: Final = 120.0
 
 
@@ -31,7 +31,7 @@ class GatewayClient:
         self._seed = seed
 
     def prompt(self, tokens: int) -> list[int]:
-        """One that nobody has asked before."""
+        """A prompt that was never used before."""
         self._seed += 1
         return requests.prompt(self._run.scale, tokens, self._seed)
 
@@ -44,7 +44,7 @@ class GatewayClient:
 
 
 def variables(run: RowRun) -> dict[str, str]:
-    """Of processes that a row starts."""
+    """The environment of processes that a row starts."""
     return vllm.environment(Settings(), {**os.environ, **run.scale.variables}, offline=True)
 
 

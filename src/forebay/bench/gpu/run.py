@@ -20,7 +20,7 @@ from forebay.metrics import reading
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting
 
-ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
+ROW_S: Final = 520.0  # after which a row ends; the next run measures the rest
 DISK_BYTES_MAX: Final = 40 << 30
 FREE_BYTES_MIN: Final = 15 << 30
 _STORED: Final = "operations.dram.store.ok"
@@ -59,15 +59,15 @@ class RowRun:
     # Time.
 
     def has_time(self, seconds: float = 0.0) -> bool:
-        """Whether another repeat, or so much, fits."""
+        """Whether there is time for another repeat, or for this many seconds."""
         return time.monotonic() + max(seconds, 1.2 * self._slowest_s) < self.until
 
     async def repeat(
         self, engines: Mapping[str, TokenEngine | None], measure: Measure, count: int
     ) -> None:
-        """So many repeats in all, each with all variants, in turn begun by another one.
+        """Run repeats up to `count`, each with all variants, starting with another one each time.
 
-        A variant without an engine is started by `measure`, which counts for itself and calls
+        A variant without an engine is started by `measure`, which does its own counting and calls
         `measured` once the engine is up.
         """
         names, count = list(engines), min(count, self.repeats or count)
@@ -89,14 +89,14 @@ class RowRun:
             self.results.keep({**found, "order": order})
 
     async def measured(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """What some requests came to, with the energy that each of them took."""
+        """The figures of some requests, with the energy per request."""
         found, joules = await self.joules(work)
         if joules is not None and found.get("requests"):
             found["joules_a_request"] = round(joules / found["requests"], 1)
         return found
 
     async def joules(self, work: Awaitable[_Found]) -> tuple[_Found, float | None]:
-        """What some work answers, and the energy that the machine's GPUs used meanwhile."""
+        """The result of some work, and the energy that the machine's GPUs used meanwhile."""
         before = self.energy()
         found = await work
         after = self.energy()
@@ -105,7 +105,7 @@ class RowRun:
     # Engines and pools.
 
     async def stage(self, names: Sequence[str], dram_bytes: int) -> dict[str, TokenEngine]:
-        """Engines of these variants over a pool; the last row's, where they are the same."""
+        """Engines of these variants over a pool; the last row's if they are the same."""
         scale = self.scale
         told = (repr(scale.config), repr(scale.arguments), repr(scale.settings))
         key = (tuple(names), dram_bytes, *told)
@@ -119,13 +119,13 @@ class RowRun:
         return self._staged[1]
 
     async def clear_stage(self) -> None:
-        """End what the last row has left."""
+        """End the engines and the pool that the last row has left."""
         self._staged = None
         await self._stage.aclose()
 
     @contextlib.asynccontextmanager
     async def pool(self, dram_bytes: int, disk_bytes: int = 0) -> AsyncIterator[PoolProcess]:
-        """A pool that lives as long as the row wants it."""
+        """A pool for the length of a block."""
         disks = []
         if disk_bytes:
             self.require_room(disk_bytes)
@@ -222,7 +222,7 @@ class RowRun:
     # What was counted.
 
     async def counted(self, variant: str, engine: TokenEngine | None) -> Counted:
-        """By the pool and by the connector, where the variant has Forebay."""
+        """The counters of pool and connector; empty if the variant has no Forebay."""
         if engine is None or variant not in WITH_POOL:
             return {}
         return {"pool": self.counters(), "connector": {**await engine.counts()}}
@@ -230,7 +230,7 @@ class RowRun:
     async def since(
         self, before: Counted, variant: str, engine: TokenEngine | None
     ) -> dict[str, Any]:
-        """What has changed, for a variant's results; nothing where it has no Forebay."""
+        """The growth of these counters, for a variant's results; empty without Forebay."""
         more = {}
         for who, counts in (await self.counted(variant, engine)).items():
             grown = {name: counts[name] - before[who].get(name, 0) for name in sorted(counts)}
@@ -261,7 +261,7 @@ class RowRun:
             shutil.rmtree(self.place / name, ignore_errors=True)
 
     def require_room(self, disk_bytes: int) -> None:
-        """A StartupError unless so much may be written."""
+        """StartupError unless this many bytes may be written."""
         if disk_bytes > DISK_BYTES_MAX:
             raise StartupError("a row may use 40 GiB of the drive at most.")
         free = shutil.disk_usage(self.place).free

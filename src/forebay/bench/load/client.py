@@ -1,8 +1,8 @@
 """A streaming client of OpenAI-compatible servers, on aiohttp.
 
-One connection a request. Times are taken from the moment the connection is open to the first piece
-of the answer, and to the last. Nothing here raises for what a server does: a request ends as an
-Answer, or as Failed with its kind. Only a missing aiohttp is a StartupError.
+Each request has its own connection. Times are from the moment when the connection is open to the
+first piece of the answer, and to the last. A server's failures raise nothing: a request ends as a
+Completion, or as Failed with its kind. Only a missing aiohttp is a StartupError.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]  # role and content, as the protocol has it
 REQUEST_S: Final = 300.0
-UNREACHABLE: Final = "refused"  # the kind of failure where no connection can be made
+UNREACHABLE: Final = "refused"  # the kind of failure if no connection can be made
 _HEALTH_S: Final = 5.0
-_REASON_LETTERS_MAX: Final = 200  # of a server's reason,
-_REASON_BYTES_MAX: Final = 16 << 10  # of so much that is looked at
+_REASON_LETTERS_MAX: Final = 200  # of a server's reason that are kept
+_REASON_BYTES_MAX: Final = 16 << 10  # of a server's reason that are read
 _BODY_BYTES_MAX: Final = 16 << 20
 _LINE_BYTES_MAX: Final = 1 << 20
 _END: Final = b"[DONE]"
@@ -51,7 +51,7 @@ class Endpoint(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """There is no answer: the server refused, broke off, was late or made no sense."""
+    """There is no valid answer: the server refused, broke off, was late or sent garbage."""
 
     kind: str  # refused, http_429, broken_off, timeout, garbage, empty, error
     why: str  # without a full stop
@@ -71,7 +71,7 @@ class Completion:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds a token after the first; None where there is none."""
+        """Seconds per token after the first; None if there is only one token."""
         if self.answer_tokens < 2:
             return None
         return (self.seconds - self.ttft_s) / (self.answer_tokens - 1)
@@ -105,7 +105,7 @@ def endpoint_of(url: str, key: str = "") -> Endpoint:
 
 
 def require() -> None:
-    """A StartupError if this environment has no aiohttp."""
+    """StartupError if this environment has no aiohttp."""
     try:
         import aiohttp  # noqa: F401, PLC0415 - 0.2 s that other commands need not wait
     except ModuleNotFoundError:
@@ -117,7 +117,7 @@ def require() -> None:
 async def ask(
     target: Target, messages: Sequence[Message], answer_tokens: int
 ) -> Completion | Failed:
-    """Have one answer of exactly so many tokens to a chat, greedily."""
+    """Get one answer of exactly this many tokens to a chat, greedily."""
     if target.vocabulary is not None:
         text = " ".join(message["content"] for message in messages)
         found = await ask_tokens(target, target.vocabulary.encode(text), answer_tokens)
@@ -215,7 +215,7 @@ _decoder: Final = msgspec.json.Decoder(_Event)
 
 @dataclass(slots=True)
 class _Stream:
-    """An answer as far as it has come; `feed` is called for every token, so it does little."""
+    """An answer that is coming in; `feed` is called for every token, so it must be fast."""
 
     pieces: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -229,7 +229,7 @@ class _Stream:
     rest: bytes = b""  # of a line that is not whole yet
 
     def feed(self, data: bytes, now: float) -> bool:
-        """More of the answer; whether that was all. A ValueError if it is no event stream."""
+        """Take more of the answer; True if it is complete. ValueError if it is no event stream."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if len(self.rest) > _LINE_BYTES_MAX:
             raise ValueError("a line without end")
@@ -305,9 +305,9 @@ async def _exchange(
     timeout_s: float,
     feed: Callable[[bytes, float], bool],
 ) -> float | Failed:
-    """Send a request and hand on what comes, until `feed` has enough.
+    """Send a request on a new connection and pass on what comes, until `feed` returns True.
 
-    When its connection, one of its own, was open, by `perf_counter`.
+    Returns the time at which the connection was open, by `perf_counter`.
     """
     require()
     import aiohttp  # noqa: PLC0415 - see require
@@ -355,7 +355,7 @@ async def _exchange(
 
 
 async def _refused(response: "aiohttp.ClientResponse", secret: str) -> Failed:
-    """What a server made of a request that it did not serve, by the beginning of what it says."""
+    """The failure of a request that a server refused, with the beginning of its reason."""
     body = b""
     async for more in response.content.iter_any():
         body = (body + more)[:_REASON_BYTES_MAX]

@@ -1,7 +1,7 @@
 """One step of a load: a number of concurrent clients, each working through its sessions.
 
-Between two turns of a session its client has those of all others it holds, so that a cache which is
-too small for all of them has lost each one when it comes back.
+Between two turns of a session, its client has turns of all other sessions that it holds, so that a
+cache that is too small for all of them has lost each one when it comes back.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from forebay.bench.load.client import Completion, Failed, Target
 from forebay.bench.load.sessions import ChatSession
 from forebay.bench.result.format import PoolFigures, PoolSample, ServerFigures
 
-GIVES_UP_AFTER = 3  # failures in a row; a server that is gone would be asked for everything else
+GIVES_UP_AFTER = 3  # failures in a row: a server may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ async def run_clients(
     group: ClientGroup,
     on_finished: Callable[[FinishedRequest], None],
 ) -> ClientsResult:
-    """Run all clients until nothing is left to ask; `on_finished` hears of each outcome."""
+    """Run all clients until nothing is left to ask; `on_finished` is told of each outcome."""
     # What everybody begins with is made before the clock starts: words take time.
     ready = list(islice(queue, group.clients * group.hold))
     step = _ClientsRun(target, chain(ready, queue), group, on_finished)

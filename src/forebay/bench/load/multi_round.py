@@ -39,7 +39,7 @@ class MultiRoundQuestions(Workload):
             raise SettingsError("--num-rounds must be at least 2: one round is no dialog.")
 
     def lanes(self, clients: int) -> int:
-        """A user whose answer is late does not keep the next one from coming."""
+        """As many as there are visits, since a late answer does not delay the next user."""
         return max(1, len(self.visits(clients)))
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
@@ -53,7 +53,7 @@ class MultiRoundQuestions(Workload):
             yield dialog(f"user {number}", says, self.answer_len, times_s=visit.times_s)
 
     def visits(self, users: int) -> list[Visit]:
-        """Everybody who asks within the time, in the order of their first questions.
+        """All users who ask within the time, in the order of their first questions.
 
         A user asks every users / qps seconds, and goes with the last question. At the beginning
         users are there whose visits began one after the other, evenly over the length of a visit;

@@ -70,11 +70,11 @@ class ChatSession:
         return self._requests - self.turn
 
     def request(self, turn: int | None = None) -> PromptRequest:
-        """The next request, or that of a turn that was."""
+        """The next request, or that of an earlier turn."""
         return self._make(self.answers[:turn])
 
     def add_answer(self, text: str) -> None:
-        """The request is over; the text is empty where it failed."""
+        """Add the answer to the last request; the text is empty if it failed."""
         self.answers.append(text)
 
 

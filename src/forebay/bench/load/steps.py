@@ -29,14 +29,14 @@ class Counted(Protocol):
     """What a pool has counted since the last call; None where there is no pool."""
 
     def __call__(self) -> PoolFigures | None:
-        """Since the last call, which ends here."""
+        """The counts since the last call; the next one counts from here."""
 
     def so_far(self) -> PoolFigures | None:
-        """Since the last call, which goes on."""
+        """The counts since the last call; the next one still counts from there."""
 
 
 class NoPool:
-    """Where there is none."""
+    """Counts of a server without a pool."""
 
     def __call__(self) -> PoolFigures | None:
         return None
@@ -158,7 +158,7 @@ def result_of(runs: Sequence[LoadRun], plan: LoadPlan, target: Target, name: str
 
 
 def _why_end(run: LoadRun, plan: LoadPlan, clients: int) -> str:
-    """Why there is no use in more clients; empty if there is, or if these were the last."""
+    """Why more clients would be of no use; empty if they are, or if these were the last."""
     step = run.step(clients)
     if not step.requests:
         kinds = ", ".join(f"{count} {kind}" for kind, count in step.errors_by_kind.items())

@@ -77,7 +77,7 @@ def goodput_of(result: LoadResult, step: LoadStep | None, sla: Sla) -> float | N
 
 
 def goodput(ab: AbResult, found: Comparison) -> Iterator[Section]:
-    """What of the throughput was of use."""
+    """The part of the throughput that was within the bounds."""
     rows: list[list[Cell]] = []
     for row in found.rows:
         off, on = (goodput_of(*pair, ab.sla) for pair in ((ab.off, row.off), (ab.on, row.on)))
@@ -119,7 +119,7 @@ def _by_rate(result: LoadResult, field: str, statistic: str) -> list[tuple[float
 
 
 def gpu_hours(ab: AbResult, found: Comparison) -> Iterator[Section]:
-    """What a load takes of GPUs at each side's operating point, and what that costs."""
+    """The GPU hours of a load at each side's operating point, and their price."""
     if not ab.gpus:
         return
     rows: list[list[Cell]] = []

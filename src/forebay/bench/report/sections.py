@@ -33,7 +33,7 @@ _FIGURES: Final = ("requests/s", "TTFT, mean ms", "TPOT, mean ms", "errors")
 
 
 def headline(found: Comparison) -> list[Figure]:
-    """What counts. Nothing is called better because it was had at fewer clients."""
+    """The main figures. Nothing counts as better only because it had fewer clients."""
 
     def both(figure: Callable[[LoadStep], str]) -> str:
         points = [judged.point for judged in (found.on, found.off)]
@@ -173,7 +173,7 @@ def findings(ab: AbResult) -> Iterator[Section]:
 
 
 def details(ab: AbResult) -> Iterator[Section]:
-    """All else that is known: for the page alone."""
+    """Everything else that is known, for the page only."""
     results = (ab.off, ab.on, *ab.others)
     growth = [
         [str(step.clients), *map(format_size, [*sizes, pool.dram_bytes, pool.nvme_bytes])]
@@ -200,7 +200,7 @@ def details(ab: AbResult) -> Iterator[Section]:
 
 
 def failures(result: LoadResult) -> list[str]:
-    """What went wrong, counted and named, and what else is to be known."""
+    """Failures with their counts, and other remarks."""
     lines = []
     told: dict[str, None] = {}  # each reason once
     for step in result.steps:

@@ -36,7 +36,7 @@ class ComparedStep:
 
     @property
     def gain(self) -> float | None:
-        """Requests a second of the second over the first, less one."""
+        """Requests per second of the second result over the first's, minus one."""
         if self.off is None or self.on is None or not self.off.req_s:
             return None
         return self.on.req_s / self.off.req_s - 1
@@ -58,7 +58,7 @@ class Comparison:
     rows: tuple[ComparedStep, ...]
 
     def same_clients(self) -> ComparedStep | None:
-        """The most clients that both carry within the SLA; where they do not, that both had."""
+        """The largest step that both carry within the SLA; else the largest that both have."""
         both = [row for row in self.rows if row.off and row.on]
         points = [each.point for each in (self.off, self.on)]
         limits = [point.clients for point in points if point is not None]

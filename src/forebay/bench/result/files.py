@@ -48,7 +48,7 @@ def read_pair(first: Path, second: Path | None = None) -> AbResult:
 
 
 def write(path: Path, content: str) -> None:
-    """Replace a file, or leave it as it is; what is no regular file, as /dev/null, is refused."""
+    """Replace a file as a whole, or not at all; only regular files may be replaced."""
     try:
         if path.exists() and not path.is_file():
             raise StartupError(f"{path} is not a regular file; name another.")

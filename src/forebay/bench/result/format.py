@@ -1,7 +1,7 @@
 """The format of result files; docs/bench-format.md has every field with its unit.
 
-A result needs no more than `steps`, each with `clients`, `req_s` and `tpot_ms`; everything else may
-be missing, and what a reader does not know it passes over.
+A result only needs `steps`, each with `clients`, `req_s` and `tpot_ms`; everything else may be
+missing, and a reader ignores what it does not know.
 """
 
 from typing import Annotated, Final

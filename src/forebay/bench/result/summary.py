@@ -18,7 +18,7 @@ def step_of(
 ) -> LoadStep:
     """One step, over one run of it or several; with an SLA also how many requests met it.
 
-    What a server or a pool says of itself cannot be summed: the last run's stands.
+    The figures of servers and pools cannot be summed: those of the last run are used.
     """
     finished = [each for run in measured for each in run.finished]
     answers = [each.outcome for each in finished if isinstance(each.outcome, Completion)]

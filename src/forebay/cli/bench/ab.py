@@ -118,7 +118,7 @@ def _plan(parsed: argparse.Namespace) -> AbPlan:
 
 
 def _boundary(workload: Workload) -> Workload:
-    """With answers as long as the load's, so that only what comes back is another."""
+    """The stateless workload, with answers as long as those of the load."""
     options = workload.options()
     tokens = options.get("answer_tokens", options.get("answer_len"))
     return Stateless(answer_tokens=tokens) if isinstance(tokens, int) else Stateless()
@@ -194,6 +194,6 @@ def _engine(parsed: argparse.Namespace) -> VllmServer:
 
 
 def _keep(parsed: argparse.Namespace, name: str, result: LoadResult) -> None:
-    """A side's own result: what was measured outlives whatever comes after."""
+    """Write one side's result at once, so that it is kept whatever happens later."""
     safe = "".join(letter if letter.isalnum() else "-" for letter in name)
     files.write(parsed.out / f"{safe}.json", files.as_text(complete(result, parsed)))

@@ -36,7 +36,7 @@ _WORKLOADS: Final[dict[str, type[Workload]]] = {
         RequestFile,
     )
 }
-# Every field of a workload is a flag of that name, but for these two.
+# Every field of a workload has a flag of its name, except these two.
 _RENAMED: Final = {"hold": "interleave", "is_template": "template"}
 _MAY_BE_ZERO: Final = {"skew", "think"}
 _DOCS: Final = {
@@ -71,7 +71,7 @@ _DOCS: Final = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Every flag of a load."""
+    """Add all flags of a load."""
     load = parser.add_argument_group("load")
     load.add_argument(
         "--clients",
@@ -109,7 +109,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_option(group: "argparse._ArgumentGroup", name: str, doc: str) -> None:
-    """The flag of a field, with the workloads that have it and their defaults."""
+    """Add the flag of a field; its help lists the workloads that have it, with their defaults."""
     having = {kind: found for kind in _WORKLOADS if (found := _field(kind, name)) is not None}
     shown = [
         kind if found.default in {None, MISSING, False} else f"{kind} {found.default:g}"
@@ -141,7 +141,7 @@ def _flag(name: str) -> str:
 
 
 def workload_of(parsed: argparse.Namespace) -> Workload:
-    """The workload as the flags say it; a SettingsError for one that another workload has."""
+    """The workload that the flags describe; SettingsError for a flag of another workload."""
     given = {name: value for name in _DOCS if (value := getattr(parsed, name)) is not None}
     workload = parsed.workload or Dialogs.name
     for name in given:
@@ -155,7 +155,7 @@ def workload_of(parsed: argparse.Namespace) -> Workload:
 
 
 def plan_of(parsed: argparse.Namespace, *, stops_early: bool = True) -> LoadPlan:
-    """What is asked of a server, as the flags say it."""
+    """The load that the flags describe."""
     workload = workload_of(parsed)
     return LoadPlan(
         parsed.clients, workload, flags.read_sla(parsed), parsed.seed, parsed.seconds, stops_early
@@ -163,7 +163,7 @@ def plan_of(parsed: argparse.Namespace, *, stops_early: bool = True) -> LoadPlan
 
 
 def add_prices(parser: "argparse._ActionsContainer") -> None:
-    """`--gpus` and `--gpu-price`: what the report's GPU hours are of."""
+    """Add `--gpus` and `--gpu-price`, for the report's GPU hours."""
     parser.add_argument("--gpus", metavar="N", type=count_of(), help="of each side, for GPU hours")
     price = flags.typed(lambda text: real("it", float(text), zero=True), _NUMBER)
     parser.add_argument(
@@ -172,7 +172,7 @@ def add_prices(parser: "argparse._ActionsContainer") -> None:
 
 
 def priced(ab: AbResult, parsed: argparse.Namespace) -> AbResult:
-    """With the GPUs and the price that the flags say, else as it was."""
+    """The result with the GPUs and the price that the flags give, else unchanged."""
     price = ab.gpu_hour_price if parsed.gpu_price is None else parsed.gpu_price
     gpus = parsed.gpus or ab.gpus
     if parsed.gpu_price is not None and gpus is None:
@@ -187,7 +187,7 @@ def count_of(least: int = 1) -> "flags.Typed[int]":
 
 
 def clients_of(text: str) -> tuple[int, ...]:
-    """Numbers as `1,2,4`, or as `1,2,4,...,128` and `24,48,72,...,120`."""
+    """Parse numbers such as `1,2,4`, `1,2,4,...,128` or `24,48,72,...,120`."""
     words = [word.strip() for word in text.replace("\N{HORIZONTAL ELLIPSIS}", "...").split(",")]
     found: list[int] = []
     for place, word in enumerate(words):

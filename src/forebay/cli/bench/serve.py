@@ -87,7 +87,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 async def target_of(parsed: argparse.Namespace, url: str, model: str | None) -> Target:
-    """The model on the server behind a URL; a StartupError if there is none."""
+    """The model of the server at a URL; StartupError if there is none."""
     endpoint = endpoint_of(url, os.environ.get("OPENAI_API_KEY", ""))
     return Target(endpoint, model or await server.model_of(endpoint), parsed.timeout, parsed.plain)
 

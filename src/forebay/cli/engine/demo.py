@@ -73,7 +73,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _note(line: str) -> None:
-    """A line that stays; on a terminal it goes above the progress bar."""
+    """Print a permanent line; on a terminal it goes above the progress bar."""
     print(f"forebay: {line}", file=sys.stderr, flush=True)
 
 
@@ -88,7 +88,7 @@ def _minutes(text: str) -> float:
 
 
 def cache_directory() -> str:
-    """Where chunks may lie that nobody needs later."""
+    """The directory for chunks that are not needed later."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     path = Path(base) / "forebay"
     try:

@@ -1,7 +1,7 @@
 """`forebay serve`: vLLM's OpenAI-compatible server with the pool beneath it.
 
-Once everything is known to be there, this process becomes vLLM: signals reach it and nobody stands
-between it and whoever watches it.
+After all checks this process becomes vLLM itself, so that signals reach it, and a supervisor
+watches vLLM directly.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from forebay.pool.address import find_address, prepare
 from forebay.settings import Settings
 
 _log: Final = logging.getLogger("forebay")
-# Where vLLM may be told which model it serves.
+# The flags with which vLLM may be given its model.
 _NAMES_A_MODEL: Final = ("--model", "--model-tag", "--config")
 _EPILOG = """\
 examples:
@@ -77,12 +77,12 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _judge(model: str | None, settings: Settings) -> None:
-    """Say of a model in a directory, before it is loaded, that its engine would be declined."""
+    """Report that an engine would be declined, before it loads its model from a directory."""
     if model is None or not Path(model).is_dir():
         return
     try:
         why = why_declined(read_model(model, None).shape)
-    except SettingsError:  # an architecture that the planner does not know; vLLM may
+    except SettingsError:  # an architecture that the planner does not know, but vLLM may
         return
     if why and settings.strict:
         raise StartupError(f"Forebay is strict and cannot share: {why}.")
@@ -91,9 +91,9 @@ def _judge(model: str | None, settings: Settings) -> None:
 
 
 def _pool_path(settings: Settings) -> str:
-    """Where the engine finds its pool; what is in the way is told before a model is loaded.
+    """The path of the engine's pool; obstacles are reported before a model is loaded.
 
-    Only the engine knows whether it can share, so it is the engine that starts a pool.
+    Only the engine knows whether it can share, so the engine itself starts a pool.
     """
     if settings.no_pool != "start":
         return service.join_or_start(settings)
@@ -104,12 +104,12 @@ def _pool_path(settings: Settings) -> str:
             )
     address = find_address(settings.socket)
     if address.is_default:
-        prepare(address)  # the engine is told the path, so it would not make this directory
+        prepare(address)  # given a path, the engine would not create this directory
     return address.path
 
 
 def settings_of(parsed: argparse.Namespace) -> Settings:
-    """Settings as flags and variables say them; `--pool` joins and never starts."""
+    """The settings from flags and variables; with `--pool`, a pool is joined and never started."""
     settings = flags.read_settings(parsed)
     if parsed.pool is not None:
         if parsed.dram is not None or parsed.disk is not None:
@@ -121,7 +121,7 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
 
 
 def _arguments(model: str | None, passed_on: Sequence[str]) -> tuple[list[str], bool]:
-    """What vLLM is told, the user's words last so that they hold; and if it is the demo model."""
+    """The arguments for vLLM, the user's last so that they win; and if it is the demo model."""
     given = {word.partition("=")[0] for word in passed_on}
     if vllm.TRANSFER_FLAG in given:
         raise SettingsError(

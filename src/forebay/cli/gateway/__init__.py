@@ -77,7 +77,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _meant(words: list[str]) -> tuple[str, str]:
-    """What to do, and with which file."""
+    """The action that these words ask for, and its file."""
     if words == ["key"]:
         return "key", ""
     if len(words) == 1 and words[0] not in _ACTIONS:
@@ -93,7 +93,7 @@ def _meant(words: list[str]) -> tuple[str, str]:
 
 
 def _print_salt(config: GatewayConfig, tenant: str) -> int:
-    """The text alone, for a pipe; whoever has it can read what the tenant's prompts share."""
+    """Print the salt alone, for a pipe; whoever knows it can share the tenant's chunks."""
     for key in config.keys:
         if key.tenant == tenant:
             print(key.cache_salt)

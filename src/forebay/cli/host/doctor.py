@@ -105,7 +105,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _inputs(parsed: argparse.Namespace) -> DoctorInputs:
-    """All that was given, read and checked; a SettingsError names what cannot be meant."""
+    """Read and check all arguments; a SettingsError names what is invalid."""
     vllm = _vllm_flags(parsed)
     if parsed.prefill_tps is not None:
         real("prefill_tps", parsed.prefill_tps, most=1e12)
@@ -125,7 +125,7 @@ def _inputs(parsed: argparse.Namespace) -> DoctorInputs:
 
 
 def _vllm_flags(parsed: argparse.Namespace) -> VllmFlags | None:
-    """The engine's command line; of `forebay serve`, our own flags are taken for the settings."""
+    """The engine's flags; those that belong to `forebay serve` itself are used as settings."""
     words: list[str] = list(parsed.passed_on)
     if words and "--" not in parsed.words:
         raise SettingsError(f"'{words[0][:80]}' is no flag of forebay doctor; see its --help.")
@@ -140,7 +140,7 @@ def _vllm_flags(parsed: argparse.Namespace) -> VllmFlags | None:
 
 
 def _served_flags(parsed: argparse.Namespace, words: Sequence[str]) -> VllmFlags:
-    """Of `forebay serve`: what is vLLM's; what is ours goes to `parsed`, unless it says other."""
+    """The flags of vLLM in a `forebay serve` command; its own go to `parsed` unless given there."""
     if not words or words[0] != "serve":
         raise SettingsError("After -- give the command of an engine: forebay serve or vllm serve.")
     parser = flags.Parser(prog="forebay")
@@ -158,7 +158,7 @@ def _served_flags(parsed: argparse.Namespace, words: Sequence[str]) -> VllmFlags
 
 
 def _model(name: str | None, vllm: VllmFlags | None) -> DoctorModel | None:
-    """The model that is named here, or else the one in vLLM's flags, if anything is known of it."""
+    """The model that is named here, else the one in vLLM's flags; None if neither names one."""
     wanted = name or (vllm.model if vllm else "")
     if not wanted:
         return None
@@ -176,7 +176,7 @@ def _model(name: str | None, vllm: VllmFlags | None) -> DoctorModel | None:
 
 
 def _hub_directory(name: str) -> str:
-    """Where a hub's cache has a model's newest files; empty if nowhere."""
+    """The directory of a model's newest files in the hub's cache; empty if it has none."""
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
     try:
@@ -200,7 +200,7 @@ def _is_encoder_decoder(directory: str) -> bool:
 
 
 def _body(path: str) -> dict[str, Any]:
-    """The body of a request; of its text nothing is kept."""
+    """The members of a request's body that are checked; its text is not kept."""
     try:
         found = json.loads(read_regular(path, _REQUEST_BYTES_MAX))
     except (ValueError, RecursionError):
@@ -226,7 +226,7 @@ def _as_json(findings: Sequence[DoctorFinding]) -> dict[str, Any]:
 
 
 def _readable(findings: Sequence[DoctorFinding]) -> str:
-    """Grouped, the severity before each sentence, and what to do beneath it."""
+    """The findings by group, each with its severity before it and its advice below."""
     lines: list[str] = []
     group = None
     for finding in findings:

@@ -47,19 +47,19 @@ Exit status: 0 the store can be used, 1 it lost or refused something, 2 it could
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """What was found."""
+    """The result of trying a store."""
 
     store: str
-    stored: int  # records that the store took
-    loaded: int  # of these, that came back bit for bit
-    deleted: int  # of these, that are gone again
+    stored: int  # records that the store accepted
+    loaded: int  # how many of these came back exact
+    deleted: int  # how many of these are gone after deletion
     write_mb_per_s: float
     read_mb_per_s: float
     first_ms: float  # median time of one load alone
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything went as it must."""
+        """Whether every record was stored, loaded and deleted."""
         return self.stored == self.loaded == self.deleted == _RECORDS
 
 
@@ -101,9 +101,9 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def check(url: str) -> StoreCheck:
-    """Try a store; a StartupError if the URL means none, or it does not answer."""
+    """Try a store; StartupError if the URL is invalid, or the store does not answer."""
     wanted = parse_url(url)
-    host = processes.host_name("forebay remote check")  # never that of a pool, which may be running
+    host = processes.host_name("forebay remote check")  # differs from that of any running pool
     tier = RemoteTier.open(url, host, _OPTIONS)
     try:
         if not tier.volumes()[0].is_on:
@@ -156,7 +156,7 @@ def _all(
     submit: Callable[[int, Callable[[LoadOutcome | StoreOutcome], None]], None],
     numbers: "range | list[int]",
 ) -> tuple[dict[int, LoadOutcome | StoreOutcome], float]:
-    """Submit all and wait; the answers that came in time, and how long that took."""
+    """Submit all and wait; returns the outcomes that came in time, and how long that took."""
     answers: dict[int, LoadOutcome | StoreOutcome] = {}
     finished = threading.Event()
 

@@ -54,7 +54,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _add_key(path: str) -> str:
-    """Put a new key before those of a file, or make the file; what was done."""
+    """Put a new key before those in a file, or create the file; returns what was done."""
     lines = [new_word("names"), new_word("key")]
     if Path(path).exists():
         text = secret_source.read_secret(f"file:{path}")

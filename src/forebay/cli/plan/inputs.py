@@ -24,10 +24,10 @@ from forebay.plan.ssd import DRIVES, SsdModel, rated_bytes
 from forebay.quantity import parse_size
 from forebay.report.text import Section
 
-# Clients under the SLA without and with a pool, and where they were measured.
+# Clients within the SLA without and with a pool, and where they were measured.
 REFERENCE_CLIENTS: Final = (16, 64)
 REFERENCE: Final = "the reference result: 8 x H200, vLLM, DeepSeek-V3, NVMe tier"
-_WEIGHTS: Final = ("*.safetensors", "*.bin")  # the first that is there; never both of a checkpoint
+_WEIGHTS: Final = ("*.safetensors", "*.bin")  # the first kind that exists; never both are counted
 
 
 Arguments = argparse.Namespace
@@ -36,7 +36,7 @@ Answer = tuple[dict[str, Any], list[Section]]  # for programs, and for people
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model and, where it is known, what its weights take."""
+    """A model and, if known, the size of its weights."""
 
     shape: Shape
     weights_bytes: int | None
@@ -47,7 +47,7 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 
 
 def add_assumptions(parser: argparse.ArgumentParser, kind: type[Any], **texts: str) -> None:
-    """An option for each named field of a dataclass, with the field's own default."""
+    """Add an option for each named field of a dataclass, with the field's default."""
     defaults = _defaults(kind)
     for name, text in texts.items():
         default = defaults[name]
@@ -58,13 +58,13 @@ def add_assumptions(parser: argparse.ArgumentParser, kind: type[Any], **texts: s
 
 
 def assumed(arguments: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
-    """What was given, or left at its default, for the fields of a dataclass."""
+    """The values of the options for a dataclass's fields."""
     given = vars(arguments)
     return {name: given[name] for name in _defaults(kind) if name in given}
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
-    """MODEL, or the numbers that stand for one, and the precision of its cache."""
+    """Add MODEL, or the numbers that replace it, and the precision of its cache."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -85,13 +85,13 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compress(parser: argparse.ArgumentParser) -> None:
-    """Whether engines store KV encoded."""
+    """Add `--compress`: engines store KV encoded."""
     text = f"KV is stored with `compress`, in {float(ENCODED_SHARE):.3f} of what it is"
     parser.add_argument("--compress", action="store_true", help=text)
 
 
 def stored_shape(arguments: argparse.Namespace, shape: Shape) -> Shape:
-    """A model's shape as it lies in a pool."""
+    """A model's shape as it is stored in a pool."""
     if not arguments.compress:
         return shape
     if arguments.kv_dtype == "float16":
@@ -122,7 +122,7 @@ def model_of(arguments: argparse.Namespace) -> PlannedModel:
 
 
 def outlook_of(arguments: argparse.Namespace, shape: Shape) -> tuple[dict[str, Any], list[str]]:
-    """What docs/compatibility.md has for a model; nothing of one that was given as numbers."""
+    """What docs/compatibility.md has for a model; nothing if it was given as numbers."""
     if arguments.model is None:
         return {"declined": "", "compatibility": None}, []
     found = outlook(shape)
@@ -130,12 +130,12 @@ def outlook_of(arguments: argparse.Namespace, shape: Shape) -> tuple[dict[str, A
 
 
 def add_plot(parser: "argparse._ActionsContainer") -> None:
-    """`--plot`: the answer as curves."""
+    """Add `--plot`: the answer as curves."""
     parser.add_argument("--plot", type=Path, metavar="FILE.html", help="also draw it")
 
 
 def machine_of(arguments: argparse.Namespace, model: PlannedModel) -> GpuMachine | None:
-    """The GPUs to fill; none without --gpu-memory."""
+    """The GPUs that hold the KV; None without --gpu-memory."""
     if arguments.gpu_memory is None:
         if arguments.gpus is not None or arguments.weights is not None:
             raise SettingsError("gpu-memory is missing; --gpus and --weights need --gpu-memory.")
@@ -158,7 +158,7 @@ def machine_of(arguments: argparse.Namespace, model: PlannedModel) -> GpuMachine
 
 
 def drive_of(arguments: argparse.Namespace) -> SsdModel:
-    """A preset, or a drive from its own figures."""
+    """A preset drive, or one described by its figures."""
     capacity_text, random_text = arguments.capacity, arguments.tbw_random
     sequential_text, years = arguments.tbw_sequential, arguments.warranty_years
     own = (capacity_text, random_text, sequential_text, arguments.dwpd, years)
@@ -186,7 +186,7 @@ def drive_of(arguments: argparse.Namespace) -> SsdModel:
 
 
 def measured_source(text: str, latency_us: float) -> KvSource:
-    """A tier as NAME=SIZE a second."""
+    """Parse a tier given as NAME=SIZE, its bandwidth per second."""
     name, separator, amount = text.partition("=")
     if not separator or not name:
         raise SettingsError(f"bandwidth '{text[:40]}' is not NAME=SIZE; write one as raid=26GB.")
@@ -194,7 +194,7 @@ def measured_source(text: str, latency_us: float) -> KvSource:
 
 
 def pool_parts_of(arguments: argparse.Namespace) -> PoolParts:
-    """What a server's pool is made of; a price of the whole stands instead of its parts'."""
+    """The parts of a server's pool; if the whole has a price, its parts must not."""
     sizes = {"dram_bytes": arguments.pool_dram, "nvme_bytes": arguments.pool_nvme}
     prices = {
         "dram_gib_price": arguments.dram_gib_price,
@@ -213,7 +213,7 @@ def pool_parts_of(arguments: argparse.Namespace) -> PoolParts:
 
 
 def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], str]:
-    """Clients without and with a pool, and where the two numbers come from."""
+    """The clients within the SLA without and with a pool, and the source of these numbers."""
     if not results:
         if sla != Sla():
             raise SettingsError(
@@ -231,7 +231,7 @@ def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], s
 
 
 def read_model(name: str, bits: int | None) -> PlannedModel:
-    """A model directory, a `config.json`, or one of the built-in shapes."""
+    """Read a model directory, a `config.json`, or one of the built-in shapes."""
     path = Path(name)
     try:
         is_directory, exists = path.is_dir(), path.exists()

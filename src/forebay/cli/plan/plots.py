@@ -20,7 +20,7 @@ _TOKENS_LEAST: Final = 64
 
 
 def lengths(tokens: int) -> list[int]:
-    """Prefixes to compare at: up to four times the one that was asked for."""
+    """Lengths of prefixes to plot: up to four times the one that was asked for."""
     longest = 4 * tokens
     least = min(_TOKENS_LEAST, longest)
     steps = [least * (longest / least) ** (step / (POINTS - 1)) for step in range(POINTS)]
@@ -28,7 +28,7 @@ def lengths(tokens: int) -> list[int]:
 
 
 def breakeven_charts(at: Sequence[Breakeven]) -> list[Chart]:
-    """How many times faster loading is, and how long it takes, by the length of the prefix."""
+    """Speedup and time of loading, by the length of the prefix."""
     sources = at[0].contests
 
     def over(value_of: Callable[[Breakeven, int], float]) -> list[ChartLine]:
@@ -75,7 +75,7 @@ def hits_charts(found: TraceHits) -> list[Chart]:
 
 
 def client_counts(clients: int) -> list[int]:
-    """Loads to price: up to four times the one that was asked for."""
+    """Numbers of clients to plot: up to four times the one that was asked for."""
     return sorted({max(1, round(factor * clients)) for factor in _CLIENTS_FACTORS})
 
 
@@ -91,7 +91,7 @@ def cost_charts(at: Sequence[Cost]) -> list[Chart]:
 
 
 def write(path: Path, title: str, charts: Sequence[Chart], sections: Iterable[Section]) -> None:
-    """The page; a StartupError where it cannot be written."""
+    """Write the page; StartupError if that fails."""
     names: dict[str, str] = {}
     for chart in charts:
         names |= {line.name: line.colour for line in chart.lines}
@@ -104,7 +104,7 @@ def write(path: Path, title: str, charts: Sequence[Chart], sections: Iterable[Se
 
 
 def colour(place: int) -> str:
-    """Of the n-th curve: dashed once all colours are used."""
+    """The colour of the n-th curve; dashed once all colours are used."""
     kind = COLOURS[place % len(COLOURS)]
     return kind if place < len(COLOURS) else f"{kind} dashed"
 

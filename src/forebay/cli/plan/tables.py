@@ -196,7 +196,7 @@ def breakeven_section(found: Breakeven, outlook: Sequence[str]) -> Section:
 
 
 def pays_from(found: SourceBreakeven) -> str:
-    """From how many tokens on a hit pays."""
+    """The number of tokens from which a hit pays, in words."""
     wins = found.wins_from_tokens
     return "never on an idle GPU" if wins is None else f"from {wins:,} tokens on"
 

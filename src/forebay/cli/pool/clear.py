@@ -77,7 +77,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _chosen(found: Figures, parsed: argparse.Namespace) -> Figures:
-    """Figures with only those namespaces that are to go."""
+    """The figures with only those namespaces that are to be deleted."""
     digits = (parsed.namespace or "").lower()
     chosen = tuple(
         each
@@ -101,7 +101,7 @@ def _chosen(found: Figures, parsed: argparse.Namespace) -> Figures:
 
 
 def _begin_alike(shown: str, digits: str) -> bool:
-    """Whether these are the same namespace, as far as both are written out."""
+    """Whether these may be the same namespace, as far as both are written out."""
     return shown.startswith(digits) or digits.startswith(shown)
 
 
@@ -116,7 +116,7 @@ def _readable(found: Figures, *, is_sure: bool) -> str:
 
 
 def _clear(client: Client, parsed: argparse.Namespace, found: Figures) -> str:
-    """What the pool says it did."""
+    """Clear, and return what the pool reports."""
     wanted = [parsed.namespace]  # None: everything
     if parsed.model is not None:
         wanted = [each.namespace for each in found.namespaces]

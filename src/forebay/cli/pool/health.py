@@ -1,7 +1,7 @@
 """`forebay health`: whether a record goes through every tier of the running pool, for probes.
 
-Asks /healthz of the pool's HTTP port, which the pool tells over its socket unless it is given, and
-that it is this pool's: another one may have the port.
+Asks /healthz at the pool's HTTP port, which the pool tells over its socket unless it is given, and
+checks that the port is this pool's: another one may have it.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _with_address(parsed: argparse.Namespace, settings: Settings) -> Settings:
-    """Settings with the HTTP address that the pool tells, unless one was given."""
+    """The settings with the HTTP address that the pool tells, unless one was given."""
     is_default = settings.metrics_address == Settings().metrics_address
     if parsed.metrics_address is not None or not is_default:
         return settings
@@ -80,7 +80,7 @@ def _with_address(parsed: argparse.Namespace, settings: Settings) -> Settings:
 
 
 def _place(check: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-    """What was checked: a tier and its directory, or the number of it where it has no path."""
+    """What was checked: a tier and its directory, or the volume's number if it has no path."""
     tier, volume = str(check["tier"]), check["volume"]
     volumes = [each["volumes"] for each in stats["tiers"] if each["name"] == tier]
     paths = dict(enumerate(each["path"] for each in volumes[0])) if volumes else {}
@@ -88,7 +88,7 @@ def _place(check: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
 
 
 def _stats(settings: Settings) -> dict[str, Any]:
-    """The pool's numbers; a StartupError if another has the port than the settings name."""
+    """The pool's statistics; StartupError if the port belongs to another pool."""
     stats = _asked(settings, "/stats.json")
     wanted, found = find_address(settings.socket).path, stats["socket"]
     if found != wanted:
@@ -100,7 +100,7 @@ def _stats(settings: Settings) -> dict[str, Any]:
 
 
 def _asked(settings: Settings, path: str) -> dict[str, Any]:
-    """What the pool answers, as JSON; a StartupError if it does not."""
+    """The pool's answer for a path, parsed as JSON; StartupError if there is none."""
     link = http.client.HTTPConnection(*_address(settings), timeout=_ANSWER_S)
     where = f"the pool's HTTP port at {settings.metrics_address}"
     try:

@@ -1,7 +1,7 @@
 """The pool's log: a separate thread writes to stderr, so that no other thread waits for it.
 
-Whoever reads stderr may have stopped, and a full pipe blocks its writer for ever. Up to `LINES_MAX`
-lines wait then; more are left out, and their number is logged once there is room again.
+The reader of stderr may have stopped, and a full pipe blocks its writer forever. Then up to
+`LINES_MAX` lines wait; more are left out, and their number is logged once there is room again.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _STDERR: Final = 2  # not sys.stderr: its lock, held by a blocked thread, would 
 
 
 class LogWriter(logging.Handler):
-    """Any thread may log; a signal handler may, too."""
+    """Writes log lines on its own thread. Any thread may log, and so may a signal handler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Let a line be written, or leave it out; called with the handler's lock."""
+        """Queue a line for writing, or leave it out; called with the handler's lock."""
         if self._lines.qsize() >= LINES_MAX:
             self._left_out += 1
             return
@@ -39,7 +39,7 @@ class LogWriter(logging.Handler):
         self._lines.put(self.format(record) + "\n")
 
     def drain(self, timeout_s: float) -> None:
-        """Write what waits, as far as the time allows; nothing is written afterwards."""
+        """Write the lines that wait, as far as time allows; nothing is written afterwards."""
         self._lines.put(None)
         self._thread.join(timeout_s)
 

@@ -18,7 +18,7 @@ _Answer = TypeVar("_Answer")
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """`--socket`, `--allow-uid` and `--config`."""
+    """Add `--socket`, `--allow-uid` and `--config`."""
     flags.add_settings(parser, ["socket", "allow_uid"])
 
 
@@ -52,7 +52,7 @@ def answered(client: Client, outcome: _Answer | Miss, timeout_s: float = TIMEOUT
 
 
 def is_meant(parsed: argparse.Namespace, question: str) -> bool:
-    """Whether something is to be deleted: asked where somebody can answer."""
+    """Whether to delete: asks if somebody can answer, else True."""
     if parsed.yes or parsed.json or sys.stdin is None or not sys.stdin.isatty():
         return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

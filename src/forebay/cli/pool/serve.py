@@ -27,11 +27,11 @@ from forebay.sys.world import World
 
 _log: Final = logging.getLogger(__name__)
 _FD_MAX: Final = (1 << 31) - 1
-_CLOSE_S: Final = 20.0  # for what is worth keeping; then the rest is dropped
-_HTTP_S: Final = 1.0  # for the thread that accepts HTTP clients
-_LOG_S: Final = 1.0  # for the last lines of the log
+_CLOSE_S: Final = 20.0  # to write what is worth keeping; then the rest is dropped
+_HTTP_S: Final = 1.0  # to end the thread that accepts HTTP clients
+_LOG_S: Final = 1.0  # to write the last lines of the log
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # end the pool
-_IGNORED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # would end it, unhandled
+_IGNORED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # would end it by default
 _SETTINGS: Final = (
     "dram",
     "disk",
@@ -80,7 +80,7 @@ def add(commands: Commands) -> None:
 
 
 def add_flags(parser: Parser) -> None:
-    """The flags of a pool."""
+    """Add the flags of a pool."""
     flags.add_settings(parser, _SETTINGS)
     parser.add_argument(
         "--linger",
@@ -142,7 +142,7 @@ def serve(
 
 
 def _confine(settings: Settings) -> None:
-    """Give up what a pool does not need, before it has threads: all of them are bound by it."""
+    """Give up rights that a pool does not need, before it has threads, so that all are bound."""
     address = find_address(settings.socket)
     prepare(address)
     confinement.drop_privileges()
@@ -156,13 +156,13 @@ def _confine(settings: Settings) -> None:
 def _open(
     parsed: argparse.Namespace, settings: Settings, world: World, signals: list[int]
 ) -> Service:
-    """A pool that signals end from now on, and are noted; a StartupError if it cannot begin."""
+    """Open a pool that signals end, and note these signals; StartupError if it cannot start."""
     service: Service | None = None
 
     def end(number: int, _frame: FrameType | None) -> None:
-        if service is None:  # it has served nobody, and a kill is safe at any time
+        if service is None:  # it has not served anybody, and a kill is safe at any time
             os._exit(0)
-        signals.append(number)  # logged later: a handler does as little as it can
+        signals.append(number)  # logged later: a handler should do as little as possible
         service.stop()
 
     handlers = {number: signal.signal(number, end) for number in _SIGNALS}

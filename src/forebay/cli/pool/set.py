@@ -63,7 +63,7 @@ def _say(done: AdminOutcome) -> None:
 
 
 def _tenants_in(words: list[str]) -> tuple[list[str], Sequence[TenantSetting] | None]:
-    """The words but for `tenants=FILE`, and the tenants that such a file has."""
+    """The words without `tenants=FILE`, and the tenants in that file; None without one."""
     files = [word.partition("=")[2] for word in words if word.startswith("tenants=")]
     if len(files) > 1:
         raise SettingsError("tenants are named twice; name one file.")
@@ -72,7 +72,7 @@ def _tenants_in(words: list[str]) -> tuple[list[str], Sequence[TenantSetting] | 
 
 
 def parse_caps(caps: list[str]) -> tuple[int | None, list[tuple[str, int]]]:
-    """New caps of DRAM and of directories, as `name=value` texts say them."""
+    """The new caps of DRAM and of directories in `name=value` texts."""
     dram_bytes: int | None = None
     disk: dict[str, int] = {}
     for text in caps:

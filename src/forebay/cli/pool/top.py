@@ -1,7 +1,7 @@
 """`forebay top`: a running pool, live in a terminal.
 
-Where the output is no terminal that can be drawn on (a pipe, a file, TERM=dumb), what would stand
-there is printed as plain lines, once; with --json one object an interval, until it is ended.
+If the output is no terminal that can be drawn on (a pipe, a file, TERM=dumb), the same is printed
+once as plain lines; with --json one object per interval, until the command is ended.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from forebay.sys.clock import Clock
 from forebay.tiers.contract import Miss
 
 _COUNT_MAX: Final = 1_000_000_000
-_ANSWER_S: Final = 2.0  # so that keys are answered, also beside a busy pool
-_COLUMNS: Final = 100  # of lines that go to no terminal
-_FASTER: Final = 2.0  # what + and - divide and multiply the interval by
+_ANSWER_S: Final = 2.0  # short, so that keys work even if the pool is busy
+_COLUMNS: Final = 100  # width of lines that go to no terminal
+_FASTER: Final = 2.0  # factor by which + and - change the interval
 _STYLES: Final = {
     "title": "bold cyan",
     "soft": "dim",
@@ -98,12 +98,12 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def glyphs() -> Glyphs:
-    """What standard output can show."""
+    """The characters that standard output can show."""
     return UNICODE if "utf" in (sys.stdout.encoding or "").lower() else ASCII
 
 
 def facts(view: View) -> dict[str, Any]:
-    """A line of `--json`: figures of the last interval, by the names of docs/terminal.md."""
+    """A line of `--json`: the last interval's figures, with the names of docs/terminal.md."""
     now = view.latest()
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -116,7 +116,7 @@ def facts(view: View) -> dict[str, Any]:
 
 
 def _print_lines(client: Client, view: View, count: int | None, show: Callable[[], object]) -> None:
-    """So many intervals, or until the reader goes."""
+    """Print `count` intervals, or without end."""
     clock, shown = Clock(), 0
     view.add(running.answered(client, client.stats(running.TIMEOUT_S)))
     while count is None or shown < count:
@@ -134,7 +134,7 @@ def _print_frame(view: View) -> None:
 
 
 def _draw(client: Client, view: View, count: int | None) -> None:
-    """Until q is pressed, or for so many intervals."""
+    """Draw until q is pressed, or for `count` intervals."""
     from forebay.cli.view.screen import Screen  # noqa: PLC0415 - rich, for terminals alone
 
     clock = Clock()
@@ -162,7 +162,7 @@ def _take(client: Client, view: View) -> None:
 
 
 def _pressed(key: str, view: View, due: float, now: float) -> float:
-    """Do what a key means; when the next look is due."""
+    """Act on a key; returns when the next look is due."""
     if key in {"p", " "}:
         view.is_paused = not view.is_paused
     elif key == "s":

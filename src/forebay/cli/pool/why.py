@@ -105,7 +105,7 @@ def _follow(client: Client, parsed: argparse.Namespace, found: Mapping[str, Any]
 
 
 def _print_followed(parsed: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """The requests that are new, each on a line, at once."""
+    """Print the new requests at once, each on a line."""
     for request in found["requests"]:
         print(json.dumps(request) if parsed.json else _followed(request))
     sys.stdout.flush()
@@ -126,7 +126,7 @@ def _lines(found: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _nothing(found: Mapping[str, Any], name: str) -> Iterator[str]:
-    """No request: what is known of the engines says why there is none."""
+    """What to print if there is no request: the engines' states, which may explain it."""
     if name and found["kept"]:
         yield escaped(f"none of the last {found['kept']} requests is called {name}")
         return
@@ -158,7 +158,7 @@ def _row(request: Mapping[str, Any]) -> list[str]:
 
 
 def reason(request: Mapping[str, Any]) -> str:
-    """A decision in a few words, as a table and `--follow` have it."""
+    """A decision in a few words, for the table and for `--follow`."""
     text = str(request["decision"]).replace("_", " ")
     if request["decision"] == "loaded":
         text += f" from {_by_tier(request['loaded_tokens'])}"
@@ -176,7 +176,7 @@ def _followed(request: Mapping[str, Any]) -> str:
 
 
 def block(request: Mapping[str, Any]) -> list[str]:
-    """One request in full."""
+    """All that is known of one request, as lines."""
     decision = decision_of(request["decision"])
     words = WORDS[decision] if decision is not None else None
     what = words.what if words is not None else str(request["what"])

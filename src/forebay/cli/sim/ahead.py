@@ -17,7 +17,7 @@ HINT_ERROR_MAX: Final = 10.0
 
 
 def run(parsed: argparse.Namespace, requests: Sequence[Request], sizes: Sizes) -> int:
-    """Print what each way of reading ahead finds in DRAM."""
+    """Print what each mode of reading ahead finds in DRAM."""
     if not 0 < parsed.drive_gbps < float("inf"):
         raise SettingsError("--drive-gbps is a speed; write a number above 0.")
     if not sizes.lower_chunks:

@@ -13,7 +13,7 @@ from forebay.sim.hosts import HOSTS_MAX, Cluster, ClusterResult, Routing, simula
 from forebay.sim.replay import Sizes
 from forebay.sim.trace import CHUNK_TOKENS, Trace
 
-USERS: Final = 32  # of a host, where nothing else is said
+USERS: Final = 32  # of a host, by default
 SESSIONS_MAX: Final = 1_000_000  # of all hosts
 _COUNTS_MAX: Final = 16  # numbers of hosts in one run
 
@@ -26,7 +26,7 @@ class HostsCase(NamedTuple):
 
 
 def wanted_hosts(text: str) -> list[int]:
-    """The numbers of hosts that are to be simulated: `4`, or `1,4,16`."""
+    """Parse the numbers of hosts to simulate: `4`, or `1,4,16`."""
     counts = [int(word) if word.isdecimal() else 0 for word in text[:200].split(",")]
     if not all(0 < count <= HOSTS_MAX for count in counts) or len(counts) > _COUNTS_MAX:
         raise SettingsError(
@@ -72,12 +72,12 @@ def _simulated(trace: Trace, clusters: Sequence[Cluster], seed: int) -> list[Hos
 
 
 def as_json(cases: Sequence[HostsCase]) -> str:
-    """The facts of every case."""
+    """All cases as JSON."""
     return json.dumps({"cases": [_facts(each) for each in cases]}, indent=2)
 
 
 def as_table(cases: Sequence[HostsCase]) -> str:
-    """One line a case."""
+    """All cases as a table, with one line each."""
     first = cases[0].cluster
     dram, disk = first.sizes.dram_chunks * CHUNK_TOKENS, sum(first.sizes.lower_chunks)
     load = f"{first.users} users, {first.sessions} sessions"

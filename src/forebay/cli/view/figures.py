@@ -1,7 +1,7 @@
 """Figures for people, from snapshots of a pool: shares, and rates between two of them.
 
-Pure functions. With one snapshot, amounts and rates are since the pool began; with an older one
-too, since that one. A pool that was restarted in between counts as begun anew.
+Pure functions. With one snapshot, amounts and rates are since the pool started; with an older one
+as well, since that one. If the pool was restarted in between, they are since its restart.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from typing import Any, Final
 from forebay.metrics.reading import series_of, total
 
 Snapshot = Mapping[str, Any]
-ENGINE: Final = "engine"  # the source of tokens that the engine's own prefix cache had
+ENGINE: Final = "engine"  # source of tokens that were in the engine's own prefix cache
 COMPUTED: Final = "computed"
 ABSENT: Final = "absent"
 _OK: Final = "ok"
 _LOADED: Final = "loaded"  # the outcome of a request that is no miss
 _HAVE: Final = "have"  # the reason for a store that was not needed
-_DUPLICATE: Final = "duplicate"  # likewise, in a lower tier
+_DUPLICATE: Final = "duplicate"  # the same for a lower tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StoreFigures:
     """What a store was asked for."""
 
     path: str
-    requests: Mapping[str, float]  # by kind, in the time that rates are of
+    requests: Mapping[str, float]  # by kind, in the time for which rates are given
     today: int
     budget: int  # 0: no limit
     dollars_a_day: float  # an estimate
@@ -43,7 +43,7 @@ class StoreFigures:
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """One tier; rates are bytes a second."""
+    """One tier; rates are in bytes per second."""
 
     name: str
     used_bytes: int
@@ -53,14 +53,14 @@ class TierFigures:
     store_bytes_s: float
     queued: int  # operations that wait, or are under way
     volumes: tuple[VolumeFigures, ...]
-    age_s: float | None  # that half of the chunks had at most when they left it
-    gap_s: float | None  # that half of them had rested at most when they were used again
+    age_s: float | None  # median age of chunks when they left it
+    gap_s: float | None  # median time since the last use of chunks that were used again
     stores: tuple[StoreFigures, ...] = ()
     node_bytes: tuple[tuple[str, int], ...] = ()  # of memory, by NUMA node
 
     @property
     def share(self) -> float:
-        """Of its cap, how much is taken."""
+        """The share of its cap that is used."""
         return self.used_bytes / self.cap_bytes if self.cap_bytes else 0.0
 
 
@@ -88,7 +88,7 @@ class NamespaceFigures:
 
     @property
     def total_bytes(self) -> int:
-        """In all tiers; what is in two counts twice, as it takes space twice."""
+        """The bytes in all tiers; what is in two tiers counts twice, as it takes space twice."""
         return sum(self.bytes.values())
 
 
@@ -99,15 +99,15 @@ class TenantFigures:
     tenant: str
     used_bytes: Mapping[str, int]
     floor_bytes: Mapping[str, int] = field(default_factory=dict)
-    cap_bytes: Mapping[str, int | None] = field(default_factory=dict)  # None: as much as there is
-    hit_rate: float | None = None  # of the chunks that it looked up; None: of nothing
+    cap_bytes: Mapping[str, int | None] = field(default_factory=dict)  # None: no cap
+    hit_rate: float | None = None  # of the chunks that it looked up; None: it looked up none
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What a pool holds, and what it did in some seconds."""
 
-    seconds: float  # that amounts and rates are of
+    seconds: float  # the time for which amounts and rates are given
     lookups: float
     tokens: Mapping[str, float]  # of prompts, by where they came from
     chunks: Mapping[str, float]  # that were looked up, by the tier that had them
@@ -126,9 +126,9 @@ class Figures:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the prompt tokens that engines did not have themselves, those from the pool.
+        """The share of prompt tokens that came from the pool, without those that engines had.
 
-        Of the chunks that were looked up, where no engine has reported tokens; None: of nothing.
+        If no engine has reported tokens, the share of chunks found; None if none was looked up.
         """
         missing = sum(self.tokens.values()) - self.tokens.get(ENGINE, 0.0)
         if missing:
@@ -138,17 +138,17 @@ class Figures:
 
     @property
     def load_bytes_s(self) -> float:
-        """Handed to engines: all of it comes through the first tier."""
+        """The rate of loads by engines; all of them come through the first tier."""
         return self.tiers[0].load_bytes_s if self.tiers else 0.0
 
     @property
     def store_bytes_s(self) -> float:
-        """Taken from engines."""
+        """The rate of stores by engines."""
         return self.tiers[0].store_bytes_s if self.tiers else 0.0
 
 
 def figures(now: Snapshot, before: Snapshot | None = None) -> Figures:
-    """What changed from one snapshot to a later one, or since the pool began."""
+    """What changed from one snapshot to a later one, or since the pool started."""
     change = Change(now, before)
     return Figures(
         seconds=change.seconds,
@@ -171,7 +171,7 @@ def figures(now: Snapshot, before: Snapshot | None = None) -> Figures:
 
 
 class Change:
-    """Counters of a snapshot, less those of an older one of the same pool."""
+    """The growth of counters since an older snapshot of the same pool."""
 
     def __init__(self, now: Snapshot, before: Snapshot | None) -> None:
         is_same = before is not None and (
@@ -188,11 +188,11 @@ class Change:
         return max(0.0, total(self.now, name, **labels) - earlier)
 
     def rate(self, name: str, **labels: str) -> float:
-        """The same, a second."""
+        """How much a counter grew per second."""
         return self.of(name, **labels) / self.seconds
 
     def by(self, name: str, *labels: str) -> dict[str, float]:
-        """How much each series grew, by these of its labels."""
+        """How much the series of a counter grew, summed by these labels."""
         grown: Counter[str] = Counter()
         for snapshot, sign in ((self.now, 1), (self.before, -1)):
             for series, value in series_of(snapshot, name) if snapshot else ():
@@ -200,9 +200,9 @@ class Change:
         return {name: max(0.0, float(value)) for name, value in grown.items()}
 
     def median(self, name: str, **labels: str) -> float | None:
-        """The least bound of a histogram's buckets that half of what was added lies within.
+        """The median of what was added to a histogram, as the upper bound of its bucket.
 
-        None if nothing was added; the largest bound if more than half lies beyond it.
+        None if nothing was added; the largest bound if the median is beyond it.
         """
         added: Counter[float] = Counter()
         observed = 0
@@ -231,7 +231,7 @@ def _stores_left_out(change: Change) -> tuple[tuple[str, float], ...]:
 
 
 def _failed(change: Change, direction: str) -> dict[str, float]:
-    """Operations of tiers that did not do what they should, by tier and outcome."""
+    """Operations of tiers that failed, by tier and outcome."""
     return {
         f"{series['tier']}: {series['outcome']}": change.of("operations", **series)
         for series, _ in series_of(change.now, "operations", direction=direction)

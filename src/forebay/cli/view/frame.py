@@ -24,9 +24,9 @@ from forebay.cli.view.outlook import RunOut, outlook
 from forebay.cli.view.sections import ORDERS, ViewSection
 from forebay.cli.view.units import count, frequency, rate, size
 
-POINTS_MAX: Final = 300  # intervals that a sparkline is made of
-INTERVALS_MAX: Final = 30  # of which misses and what runs out are told
-_WIDE: Final = 140  # letters, from which lists stand beside each other
+POINTS_MAX: Final = 300  # intervals in a sparkline
+INTERVALS_MAX: Final = 30  # over which misses and run-outs are computed
+_WIDE: Final = 140  # letters from which lists are shown beside each other
 _BAR_MAX: Final = 40
 _KEYS: Final = "q quit  p pause  s sort  + - interval"
 
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(slots=True)
 class View:
-    """What `top` has seen, and how it is to be shown."""
+    """What `top` has seen, and how it shows it."""
 
     interval_s: float
     snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=INTERVALS_MAX + 1))
@@ -53,10 +53,10 @@ class View:
     note: str = ""  # why there is no newer snapshot
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take a snapshot in."""
+        """Add a snapshot."""
         before = self.snapshots[-1] if self.snapshots else None
         if before is not None and before["pid"] != snapshot["pid"]:
-            self.snapshots.clear()  # another pool: nothing of the old one tells of it
+            self.snapshots.clear()  # another pool: the old snapshots do not apply
             before = None
         self.snapshots.append(snapshot)
         if before is not None:
@@ -67,20 +67,20 @@ class View:
         self.note = ""
 
     def next_order(self) -> None:
-        """Sort namespaces by something else."""
+        """Sort namespaces by the next order."""
         names = list(ORDERS)
         self.order = names[(names.index(self.order) + 1) % len(names)]
 
     def latest(self) -> Figures:
-        """Of the last interval; of the pool's whole life while there is none."""
+        """The figures of the last interval; before there is one, since the pool started."""
         return figures(self.snapshots[-1], self.snapshots[-2] if len(self.snapshots) > 1 else None)
 
     def recent(self) -> Figures:
-        """Of some intervals, so that what is rare is seen."""
+        """The figures of the last intervals, in which rare events are seen."""
         return figures(self.snapshots[-1], self._oldest())
 
     def runs_out(self) -> list[RunOut]:
-        """From some intervals: the rate of one says little, and that of long ago nothing."""
+        """What runs out, at the rates of the last intervals."""
         return outlook(self.snapshots[-1], self._oldest())
 
     def _oldest(self) -> Snapshot | None:
@@ -88,7 +88,7 @@ class View:
 
 
 def frame(view: View, width: int, height: int | None, glyphs: Glyphs) -> list[Line]:
-    """The lines of a terminal; `height` None: as many as there are."""
+    """The lines for a terminal; `height` None: no limit."""
     if not view.snapshots:
         return [cut(line(view.note or "waiting for the pool"), width, glyphs)]
     now = view.latest()
@@ -111,7 +111,7 @@ def _head(view: View) -> list[Line]:
 
 
 def _tiers(now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
-    """A bar a tier; what stands behind it gives way where the terminal is narrow."""
+    """One bar per tier; on a narrow terminal the text after it is cut."""
     names = max([4, *(len(tier.name) for tier in now.tiers)])
     bar_width = max(10, min(_BAR_MAX, width - names - 72))
     rows: list[Line] = []
@@ -138,7 +138,7 @@ def _tiers(now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _spent(tier: TierFigures) -> list[TextPiece]:
-    """What a store costs; in another style when its requests of today are used up."""
+    """The cost of a store, in another style if its request budget of today is used up."""
     if not tier.stores:
         return []
     dollars = sum(each.dollars_a_day for each in tier.stores)
@@ -165,7 +165,7 @@ def _sparks(view: View, now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _lists(view: View, now: Figures, width: int, height: int | None, glyphs: Glyphs) -> list[Line]:
-    """Lists in the room that is left: in two columns where there is the width for it."""
+    """The lists in the room that is left, in two columns if the terminal is wide enough."""
     recent = view.recent()
     if width < _WIDE:
         shown = [
@@ -190,7 +190,7 @@ def _lists(view: View, now: Figures, width: int, height: int | None, glyphs: Gly
 
 
 def _stacked(shown: Sequence[ViewSection], height: int | None) -> list[Line]:
-    """Sections beneath each other, each with as many rows as all can have alike."""
+    """Sections below each other, which share the rows evenly."""
     wanted = [len(each.rows) for each in shown]
     gaps = len(shown) - 1  # blank lines between them, where there is room for those too
     rooms = _rooms(wanted, height, len(shown) + gaps)
@@ -206,7 +206,7 @@ def _stacked(shown: Sequence[ViewSection], height: int | None) -> list[Line]:
 
 
 def _rooms(wanted: Sequence[int], height: int | None, headings: int) -> list[int]:
-    """How many rows each list gets: the smallest are whole, the others alike."""
+    """How many rows each list gets: short lists are complete, the others get equal shares."""
     if height is None:
         return list(wanted)
     rooms, left = [0] * len(wanted), height - headings

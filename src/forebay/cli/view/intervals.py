@@ -10,7 +10,7 @@ INTERVAL_S_MAX: Final = 3600.0
 
 
 def interval(text: str) -> float:
-    """Seconds between two looks; a ValueError if it cannot be so many."""
+    """Parse the seconds between two looks; ValueError if out of range."""
     seconds = float(text)
     if not INTERVAL_S_MIN <= seconds <= INTERVAL_S_MAX:
         raise ValueError

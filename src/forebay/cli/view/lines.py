@@ -1,7 +1,7 @@
 """Lines of a terminal as pieces of text with a style each; who prints them picks the colours.
 
-Widths are counted in letters. Words of others are passed through `TextPiece.of`, which escapes what
-a terminal would take for a command.
+Widths are counted in letters. Foreign text goes through `TextPiece.of`, which escapes control
+characters.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ BAD: Final = "bad"
 
 
 class Glyphs(NamedTuple):
-    """What bars and sparklines are drawn with."""
+    """The characters of bars and sparklines."""
 
     full: str
     empty: str
-    levels: str  # from none to all
-    more: str  # where text was cut off
+    levels: str  # from empty to full
+    more: str  # marks text that was cut off
 
 
 UNICODE: Final = Glyphs("█", "░", "▁▂▃▄▅▆▇█", "…")
@@ -30,14 +30,14 @@ ASCII: Final = Glyphs("#", ".", "_.-:=+*#", "~")
 
 
 class TextPiece(NamedTuple):
-    """Text of one style."""
+    """Text in one style."""
 
     text: str
     style: str = ""
 
     @classmethod
     def of(cls, words: str, style: str = "") -> "TextPiece":
-        """Words that are not ours."""
+        """A piece of foreign text, escaped."""
         return cls(escaped(words), style)
 
 
@@ -46,7 +46,7 @@ Cell = str | TextPiece
 
 
 def line(*cells: Cell) -> Line:
-    """One line of these, beside each other."""
+    """A line of these cells, beside each other."""
     return tuple(_piece(cell) for cell in cells)
 
 
@@ -56,7 +56,7 @@ def plain(row: Line) -> str:
 
 
 def cut(row: Line, width: int, glyphs: Glyphs) -> Line:
-    """A line of at most so many letters."""
+    """A line cut to at most `width` letters."""
     if sum(len(piece.text) for piece in row) <= width:
         return row
     kept, left = [], max(0, width - 1)
@@ -69,9 +69,9 @@ def cut(row: Line, width: int, glyphs: Glyphs) -> Line:
 def grid(
     head: Sequence[str], rows: Iterable[Sequence[Cell]], width: int, glyphs: Glyphs
 ) -> list[Line]:
-    """Columns beneath a head; a name that ends with `>` is of a column of numbers.
+    """Columns below a head; a name that ends with `>` marks a column of numbers.
 
-    Where it is too wide, the first column gives way, down to eight letters.
+    If the grid is too wide, the first column is cut, down to eight letters.
     """
     pieces = [[_piece(cell) for cell in row] for row in rows]
     names = [name.removesuffix(">") for name in head]
@@ -93,7 +93,7 @@ def grid(
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], left_width: int) -> list[Line]:
-    """Two columns of lines; those on the left are no wider than they may be."""
+    """Two columns of lines; those on the left must be no wider than `left_width`."""
     found = []
     for at in range(max(len(left), len(right))):
         first = left[at] if at < len(left) else ()
@@ -104,7 +104,7 @@ def beside(left: Sequence[Line], right: Sequence[Line], left_width: int) -> list
 
 
 def bar(part: float, width: int, glyphs: Glyphs) -> Line:
-    """A bar that is full to this part."""
+    """A bar that is filled up to this part."""
     filled = min(width, max(0, round(part * width)))
     if part > 0 and width:
         filled = max(1, filled)

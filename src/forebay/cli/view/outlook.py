@@ -1,7 +1,7 @@
 """What runs out first, and when, if things go on as they did between two snapshots.
 
-A pool's tiers fill and then drop what is least valuable, so a full tier has not failed: what has an
-end there is how long a chunk stays. A day's budget of writes and a drive's rated life do end.
+A pool's tiers fill up and then drop what is least valuable, so a full tier is normal: what matters
+then is how long a chunk stays. A day's budget of writes and a drive's rated life do run out.
 """
 
 from typing import Final, NamedTuple
@@ -10,13 +10,13 @@ from forebay.cli.view.figures import Change, Snapshot
 from forebay.cli.view.units import duration, rate, size
 from forebay.metrics.reading import total
 
-FULL: Final = 0.95  # of its cap: what is left is less than an arena or a region
+FULL: Final = 0.95  # share of its cap from which a tier counts as full
 _DAY_S: Final = 86_400.0
-_SECONDS_MAX: Final = 100 * 365 * _DAY_S  # later is never
+_SECONDS_MAX: Final = 100 * 365 * _DAY_S  # later counts as never
 
 
 class RunOut(NamedTuple):
-    """Something that ends, in so many seconds from now."""
+    """Something that runs out, and when."""
 
     what: str
     seconds: float
@@ -24,7 +24,7 @@ class RunOut(NamedTuple):
 
 
 def outlook(now: Snapshot, before: Snapshot | None) -> list[RunOut]:
-    """What runs out, the first first; nothing where nothing does within a hundred years."""
+    """What runs out within a hundred years, the first of it first."""
     change = Change(now, before)
     found = []
     for tier in now["tiers"]:
@@ -35,7 +35,7 @@ def outlook(now: Snapshot, before: Snapshot | None) -> list[RunOut]:
 
 
 def _room(name: str, used_bytes: int, cap_bytes: int, change: Change) -> list[RunOut]:
-    """When a tier is full; of one that is, how long a chunk stays (the page says the same)."""
+    """When a tier is full; if it is, how long a chunk stays (the dashboard has the same)."""
     came_s = change.rate("moved_bytes", tier=name, direction="store")
     if name == change.now["tiers"][0]["name"]:  # what lower tiers load comes into the first
         for lower in change.now["tiers"][1:]:
@@ -46,7 +46,7 @@ def _room(name: str, used_bytes: int, cap_bytes: int, change: Change) -> list[Ru
             stays = duration(used_bytes / came_s)
             sentence += f"; with {rate(came_s)} coming in, a chunk stays {stays}"
         return [RunOut(f"room in {name}", 0.0, sentence)]
-    if change.before is None:  # how much there was at the start is not known
+    if change.before is None:  # how much it held at the start is unknown
         return []
     grown_s = (used_bytes - _used(name, change.before)) / change.seconds
     if grown_s <= 0:
@@ -63,7 +63,7 @@ def _used(name: str, snapshot: Snapshot) -> int:
 
 
 def _budget(name: str, change: Change) -> list[RunOut]:
-    """When a day's budget of writes is spent; then the pool writes what it allows, and no more."""
+    """When a day's budget of writes is spent, if the rate is above it."""
     budget_bytes = total(change.now, "write_budget_bytes", tier=name)
     written_s = change.rate("written_bytes", tier=name)
     if not budget_bytes or written_s * _DAY_S <= budget_bytes:
@@ -76,7 +76,7 @@ def _budget(name: str, change: Change) -> list[RunOut]:
 
 
 def _life(name: str, change: Change) -> list[RunOut]:
-    """When the drives have been written as much as they are rated for."""
+    """When the drives reach their rated life."""
     rated_bytes = total(change.now, "rated_life_bytes", tier=name)
     written_s = change.rate("written_bytes", tier=name)
     if not rated_bytes or not written_s:

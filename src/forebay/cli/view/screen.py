@@ -1,8 +1,8 @@
 """The whole screen of a terminal, redrawn at every change and restored at the end.
 
-Colour is rich's concern: it knows what the terminal can do, and heeds NO_COLOR. Keys come one by
-one, without Enter and without being shown; Ctrl-C and Ctrl-Z stay what they are. The terminal is as
-before at the end, whatever ended the command.
+Colours are left to rich, which knows what the terminal can do and respects NO_COLOR. Keys are read
+one by one, without Enter and without echo; Ctrl-C and Ctrl-Z work as usual. At the end the terminal
+is restored, whatever ended the command.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from forebay.cli.view.lines import Line
 
 RESIZED: Final = "resized"  # the window has another size, or the command was in the background
 _KEYS_MAX: Final = 64  # read at once; more than anybody presses between two looks
-_SIZE: Final = (80, 24)  # where the terminal does not know its own
+_SIZE: Final = (80, 24)  # if the terminal does not tell its own
 
 
 class Screen:
-    """One terminal, ours for the length of a block."""
+    """The terminal, taken over for the length of a block."""
 
     def __init__(self, styles: Mapping[str, str]) -> None:
         self._console = Console(highlight=False, markup=False, emoji=False)
@@ -49,14 +49,14 @@ class Screen:
         self._undo.close()
 
     def show(self, draw: Callable[[int, int], list[Line]]) -> None:
-        """Draw what fits the size that the terminal has now."""
+        """Draw what fits the terminal's current size."""
         width, height = self._size()
         self._console.size = ConsoleDimensions(width, height)
         lines = [self._text(row) for row in draw(width, height)]
         self._console.print(Whole(Group(*lines)), end="")
 
     def keys(self, seconds: float) -> list[str]:
-        """Keys that are pressed within this time; see `Keys.wait`."""
+        """The keys pressed within this time; see `Keys.wait`."""
         return self._keys.wait(seconds)
 
     def _size(self) -> tuple[int, int]:
@@ -72,16 +72,16 @@ class Screen:
 
 
 class Keys:
-    """What was pressed. Owned by one thread, which the signals reach as well."""
+    """Reads keys. Owned by one thread, which also receives the signals."""
 
     def __init__(self, terminal: int | None) -> None:
-        """`terminal` is standard input where it is one; without it only sizes are told."""
+        """`terminal` is standard input, if that is one; without it only `RESIZED` is reported."""
         self._terminal = terminal
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
 
     def wait(self, seconds: float) -> list[str]:
-        """Keys that are pressed, or `RESIZED`; nothing where the time is over first."""
+        """Wait for keys or `RESIZED`; empty if the time is over first."""
         watched = [self._woken] if self._terminal is None else [self._woken, self._terminal]
         ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
         found = []
@@ -96,22 +96,22 @@ class Keys:
         return found
 
     def resized(self, _number: int, _frame: FrameType | None) -> None:
-        """A signal's handler."""
+        """Handle a signal for another size, or for coming back from the background."""
         if self._terminal is not None:
             with contextlib.suppress(termios.error):
                 tty.setcbreak(self._terminal, termios.TCSANOW)
-        with contextlib.suppress(BlockingIOError):  # it is awake already
+        with contextlib.suppress(BlockingIOError):  # the thread has been woken already
             os.write(self._wake, b"w")
 
     def close(self) -> None:
-        """No more signals come."""
+        """Close the pipe; no more signals may come."""
         os.close(self._woken)
         os.close(self._wake)
 
 
 @contextlib.contextmanager
 def pressed() -> Iterator[Keys]:
-    """Keys of this process's terminal, until the end of the block."""
+    """Within the block, read keys from this process's terminal."""
     terminal = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     keys = Keys(terminal)
     before = termios.tcgetattr(terminal) if terminal is not None else None

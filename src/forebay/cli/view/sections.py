@@ -31,12 +31,12 @@ from forebay.metrics.labels import DRAM, REQUEST_KINDS
 
 _SHARING: Final = "sharing"
 _SHARING_STYLES: Final = {_SHARING: GOOD, "unknown": SOFT, "": SOFT}
-_WIDEST: Final = 10_000  # letters: no bound
-_NAMELESS: Final = "(no name)"  # of a model that its engine did not name
+_WIDEST: Final = 10_000  # letters: no limit
+_NAMELESS: Final = "(no name)"  # for a model whose engine did not name it
 
 
 class ViewSection(NamedTuple):
-    """A heading and what stands beneath it; the first rows matter most."""
+    """A heading and the rows below it; the first rows matter most."""
 
     title: str
     rows: list[Line]
@@ -63,7 +63,7 @@ def pool_line(snapshot: Snapshot) -> Line:
 
 
 def hits(found: Figures) -> list[Line]:
-    """Where prompts came from: shares of tokens and of chunks."""
+    """Where prompts' tokens and chunks came from, in shares."""
     tokens, chunks = sum(found.tokens.values()), sum(found.chunks.values())
     rows = []
     if tokens:
@@ -81,7 +81,7 @@ def hits(found: Figures) -> list[Line]:
 
 
 def misses(found: Figures) -> ViewSection:
-    """Why requests loaded nothing, or less than they might have."""
+    """Why requests loaded nothing, or less than possible."""
     return ViewSection("Misses by reason", _reasons(found.misses, found.seconds))
 
 
@@ -107,7 +107,7 @@ def runs_out(found: Sequence[RunOut]) -> ViewSection:
 
 
 def memory_nodes(found: Figures) -> list[Line]:
-    """On which NUMA nodes DRAM lies, where the pool knows it."""
+    """On which NUMA nodes DRAM lies, if the pool knows."""
     sizes = [f"{size(n)} on {node}" for tier in found.tiers for node, n in tier.node_bytes]
     return [line(f"memory of the pool by NUMA node: {', '.join(sizes)}")] if sizes else []
 
@@ -182,7 +182,7 @@ def namespaces(found: Figures, order: str, width: int, glyphs: Glyphs) -> ViewSe
 
 
 def _more(others: int) -> list[Line]:
-    """How many more there are than the pool tells of."""
+    """A line on how many more there are than the pool lists."""
     return [line(TextPiece(f"and {count(others)} more", SOFT))] if others else []
 
 
@@ -209,7 +209,7 @@ def _cap(cap_bytes: int | None) -> str:
 
 
 def saved(found: Figures) -> Line:
-    """What need not be computed again."""
+    """What did not have to be computed again."""
     saved_tokens = f"{count(found.saved_tokens)} tokens were loaded and not recomputed"
     if not found.saved_gpu_s:
         return line(saved_tokens)
@@ -217,7 +217,7 @@ def saved(found: Figures) -> Line:
 
 
 def throughput(found: Figures) -> Line:
-    """What moves."""
+    """The rates of lookups, loads and stores."""
     return line(
         f"{frequency(found.lookups, found.seconds)} lookups, {rate(found.load_bytes_s)} to engines,"
         f" {rate(found.store_bytes_s)} from engines"
@@ -225,7 +225,7 @@ def throughput(found: Figures) -> Line:
 
 
 def lifetimes(found: Figures) -> list[Line]:
-    """How old chunks were when they left a tier, and how long they had rested when used again."""
+    """The age of chunks that left a tier, and the time since the last use of those used again."""
     rows = []
     for tier in found.tiers:
         if tier.age_s is not None:
@@ -253,6 +253,6 @@ def table(
     width: int = _WIDEST,
     glyphs: Glyphs = UNICODE,
 ) -> list[Line]:
-    """A grid, or that there is nothing."""
+    """A grid, or a line that says that there is nothing."""
     found = grid(head, rows, width, glyphs)
     return found if rows else [found[0][:0], line(TextPiece("none", SOFT))]

@@ -10,7 +10,7 @@ from forebay.cli.view.sections import ViewSection
 from forebay.cli.view.units import count, duration, rate, share, size
 
 _INDENT: Final = "  "
-_WIDEST: Final = 10_000  # letters: lines are not cut where they may be searched
+_WIDEST: Final = 10_000  # letters: lines are not cut, since they may be searched
 
 
 def stats_text(snapshot: Snapshot, before: Snapshot | None) -> str:

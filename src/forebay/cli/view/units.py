@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`73 %`; a dash of nothing."""
+    """`73 %`; a dash if the whole is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
@@ -46,6 +46,6 @@ def count(number: float) -> str:
 
 
 def frequency(number: float, seconds: float) -> str:
-    """So many a second; below one, so many a minute."""
+    """Events per second; if below one, per minute."""
     each_s = number / seconds
     return f"{each_s:,.1f}/s" if each_s >= 1 or not each_s else f"{60 * each_s:,.1f}/min"

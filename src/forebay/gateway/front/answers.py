@@ -18,17 +18,17 @@ JSON: Final = "application/json"
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path is of Anthropic's API."""
+    """Whether a path belongs to Anthropic's API."""
     return path.startswith("/v1/messages")
 
 
 def error_body(path: str, status: int, why: str, code: str = "") -> bytes:
-    """An error as the client's library reads it."""
+    """An error in the form that the client's library expects."""
     return msgspec.json.encode(_error(path, status, why, code))
 
 
 def error_event(path: str, why: str) -> bytes:
-    """The event that ends a stream which broke."""
+    """The event that ends a stream that broke off."""
     said = error_body(path, HTTPStatus.BAD_GATEWAY, why, "engine_failed")
     if is_anthropic(path):
         return b"event: error\ndata: %b\n\n" % said

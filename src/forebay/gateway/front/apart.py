@@ -1,8 +1,9 @@
 """Prefill and decode apart: one engine computes a long prompt, another one answers it.
 
-The first is asked for one token, so that the prompt's KV goes to the pool; the second loads it from
-there, and waits in its pool for what is still being stored: `computed_tokens` in its hints says so.
-Whatever goes wrong with the first, the second gets the request as it came and computes the prompt.
+The first is asked for one token, so that the prompt's KV is stored in the pool. The second loads it
+from there; `computed_tokens` in its hints makes the pool wait for chunks that are still being
+stored. If anything goes wrong with the first, the second gets the unchanged request and computes
+the prompt itself.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from forebay.gateway.placement.request import RoutedRequest
 from forebay.gateway.seen import GatewayMetrics
 
 PREFILL_HEADER: Final = "X-Forebay-Prefill"
-_LEAST_S: Final = 60.0  # that a prompt may take; more where more was expected
-_TIMES: Final = 10.0  # of what was expected
+_LEAST_S: Final = 60.0  # how long a prompt may take at least
+_TIMES: Final = 10.0  # how many times the expected time it may take, if that is longer
 _BUSY: Final = (502, 503)
 
 
 class Prefilled(NamedTuple):
-    """Who computed a prompt."""
+    """Which engine computed a prompt, and its size."""
 
     engine: str  # empty: nobody
     tokens: int
@@ -34,7 +35,7 @@ _NOBODY: Final = Prefilled("", 0)
 
 
 class ApartPrefill:
-    """Has prompts computed."""
+    """Has long prompts computed by engines of role prefill."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class ApartPrefill:
     async def prefill(
         self, incoming: IncomingRequest, body: bytes, request: RoutedRequest
     ) -> Prefilled:
-        """Have the prompt of a request computed that was placed, if that pays."""
+        """Have another engine compute the prompt of a request that was placed, if that pays."""
         first = self._dispatcher.begin_prefill(request)
         if first is None:
             return _NOBODY
@@ -65,7 +66,7 @@ class ApartPrefill:
         return Prefilled(first.engine, tokens) if tokens else _NOBODY
 
     async def _ask(self, incoming: IncomingRequest, body: bytes, first: RoutedRequest) -> int:
-        """How many tokens of prompt an engine has computed; 0: it has failed."""
+        """How many prompt tokens the engine has computed; 0 if it failed."""
         engine = self._dispatcher.engines[first.engine]
         headers = without(incoming.headers(), NOT_SENT)
         url = f"{engine.setting.url}{incoming.path}"
@@ -77,7 +78,7 @@ class ApartPrefill:
             ):
                 failure = answer if isinstance(answer, Unanswered) else await self._read(answer)
         except TimeoutError:
-            # One that is stopped takes requests and fails too seldom for the breaker to see it.
+            # A stopped process still accepts requests, and would fail too seldom to count as down.
             failure = Unanswered("it did not compute a prompt in time", is_gone=True)
         if isinstance(failure, Unanswered):
             self._dispatcher.failed(engine, failure.why, is_gone=failure.is_gone)
@@ -86,7 +87,7 @@ class ApartPrefill:
         return failure
 
     async def _read(self, answer: EngineAnswer) -> int | Unanswered:
-        """The prompt's tokens as an answer says them; 0: it says none, or is a refusal."""
+        """The prompt's tokens as the answer reports them; 0 if it does not, or is a refusal."""
         observer = AnswerObserver(is_stream=False)
         size_bytes = 0
         while piece := await answer.read():

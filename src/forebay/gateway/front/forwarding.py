@@ -1,9 +1,9 @@
 """Carries one request through the gateway: place it, send it to an engine, pass on its answer.
 
 Promised: bytes pass unchanged; nothing is sent twice after the first byte of an answer, and before
-it only where no connection could be made, or the engine said 502 or 503; a stream that breaks ends
-with an error event; the books of placement are closed however it ends. Assumed: the client's going
-cancels the task.
+it only if no connection could be made, or the engine answered 502 or 503; a stream that breaks off
+ends with an error event; placement is told of the end, whatever it was. Assumed: a client that
+disconnects cancels the task.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ ENGINE_HEADER: Final = "X-Forebay-Engine"
 REASON_HEADER: Final = "X-Forebay-Reason"
 DOCUMENTS_HEADER: Final = "X-Forebay-Documents"  # ranks of documents whose order was changed
 _RESPONSES: Final = "/v1/responses"
-_HOLDERS_MAX: Final = 100_000  # answers of which is remembered which engine holds them
-_SESSIONS_MAX: Final = 100_000  # of which is remembered how their last answer ended
-_BUSY: Final = (502, 503)  # an engine that says so may be asked again elsewhere
+_HOLDERS_MAX: Final = 100_000  # answers whose engine is remembered
+_SESSIONS_MAX: Final = 100_000  # sessions of which the last answer's ending is remembered
+_BUSY: Final = (502, 503)  # after these, a request may be sent to another engine
 _NONE_SERVED: Final = ServedTokens()
-_NO_TOKENS: Final = ServedTokens(prompt=0)  # of a request that was refused: its key pays nothing
+_NO_TOKENS: Final = ServedTokens(prompt=0)  # for a refused request: its key is charged nothing
 
 
 class Refusal(NamedTuple):
-    """The gateway answers itself."""
+    """An error that the gateway answers itself."""
 
     status: int
     why: str
@@ -51,16 +51,16 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class _Exchange:
-    """What belongs to one request."""
+    """One request on its way to an engine, and its answer."""
 
     incoming: IncomingRequest
     body: bytes
     read: ReadBody
     request: RoutedRequest
     served: ServedTokens = _NONE_SERVED
-    prefilled_by: str = ""  # an engine that computed the prompt for the one that answers
-    computed_tokens: int = 0  # by it
-    timer: asyncio.TimerHandle | None = None  # ends the prefill of an answer that is no stream
+    prefilled_by: str = ""  # the engine that computed the prompt for the one that answers
+    computed_tokens: int = 0  # how many tokens that engine computed
+    timer: asyncio.TimerHandle | None = None  # for the assumed end of the prefill; see below
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -68,20 +68,20 @@ class _Exchange:
 
 
 class Forwarding:
-    """Passes requests on."""
+    """Passes requests on to engines, and their answers back."""
 
     def __init__(
         self, dispatcher: Dispatcher, client: EngineClient, metrics: GatewayMetrics
     ) -> None:
         self._dispatcher, self._client, self._metrics = dispatcher, client, metrics
         self._apart = ApartPrefill(dispatcher, client, metrics)
-        self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()  # key, session → why
+        self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()  # key, session → ending
         self._holders: OrderedDict[str, str] = OrderedDict()  # name of an answer → engine
 
     async def forward(
         self, incoming: IncomingRequest, body: bytes, read: ReadBody, key: str
     ) -> Refusal | None:
-        """Have a request answered by an engine; a Refusal if none did."""
+        """Have an engine answer a request; a Refusal if none did."""
         headers = {name.lower(): value for name, value in incoming.headers()}
         request = RoutedRequest(
             key=key,
@@ -135,7 +135,7 @@ class Forwarding:
             placed, is_again = again, True
 
     def _expect_prefill(self, exchange: _Exchange, engine: EngineState) -> None:
-        """Where no first token will be seen, take the prompt for computed when it should be."""
+        """Without a stream no first token is seen: count the prompt as computed when expected."""
         exchange.stop_timer()
         if not exchange.read.is_streamed:
             delay_s = engine.prefill_tokens / engine.prefill_rate
@@ -177,16 +177,16 @@ class Forwarding:
             if ended := self._ended.get((request.key, request.session)):
                 hints["ended"] = ended
         if exchange.read.priority:
-            hints["priority"] = -exchange.read.priority  # to vLLM the lower is the more urgent
+            hints["priority"] = -exchange.read.priority  # in vLLM, lower is more urgent
         if exchange.computed_tokens:
             hints["computed_tokens"] = exchange.computed_tokens
         return hints
 
     async def _pass(self, exchange: _Exchange, placed: Placement, answer: EngineAnswer) -> None:
-        """Pass an answer on, to its end."""
+        """Pass an answer on, from its headers to its end."""
         incoming = exchange.incoming
         is_stream = answer.header("Content-Type").startswith("text/event-stream")
-        # A stream that breaks ends with an event more: it is not as long as the engine says.
+        # A stream that breaks off gets one more event, so the engine's length may not hold.
         headers = without(answer.headers, HOP | {"content-length"} if is_stream else HOP)
         headers += [(ENGINE_HEADER, placed.engine), (REASON_HEADER, placed.reason)]
         if exchange.prefilled_by:
@@ -228,7 +228,7 @@ class Forwarding:
         answer: EngineAnswer,
         observer: AnswerObserver,
     ) -> str | None:
-        """A stream's events as they come, the first of which says when the prompt was computed."""
+        """Pass on a stream: its first event tells that the prompt is computed. See `_pieces`."""
         data = await answer.read()
         if isinstance(data, BrokenOff):
             return data.why
@@ -242,7 +242,7 @@ class Forwarding:
     async def _pieces(
         self, exchange: _Exchange, answer: EngineAnswer, observer: AnswerObserver
     ) -> str | None:
-        """Why the answer broke off; None: it is whole."""
+        """Pass on the rest of an answer; why it broke off, or None if it is complete."""
         while True:
             data = await answer.read()
             if isinstance(data, BrokenOff):
@@ -252,8 +252,8 @@ class Forwarding:
             await self._write(exchange, observer, data)
 
     async def _write(self, exchange: _Exchange, observer: AnswerObserver, data: bytes) -> None:
-        """Pass on what is whole of an answer, when it is known which engine holds it."""
-        if engine := self._dispatcher.engines.get(exchange.request.engine):  # else it was given up
+        """Pass on a piece as far as its events are complete; first note which engine holds it."""
+        if engine := self._dispatcher.engines.get(exchange.request.engine):  # else: given up
             engine.pieces += 1
         was_named = bool(observer.name)
         passed = observer.passing(data)
@@ -266,7 +266,7 @@ class Forwarding:
             await exchange.incoming.write(passed)
 
     def _note(self, exchange: _Exchange, observer: AnswerObserver) -> None:
-        """Keep what the next requests and the operators want to know of an answer."""
+        """Note an answer's tokens for the metrics, and its ending for the dialog's next request."""
         request, served = exchange.request, exchange.served
         self._metrics.tokens.add(round(request.uncached(served)), (request.key, "prompt"))
         self._metrics.tokens.add(served.answer, (request.key, "answer"))
@@ -278,7 +278,7 @@ class Forwarding:
 
 
 def _failure_of(answer: EngineAnswer | Unanswered) -> Unanswered | None:
-    """Why an engine counts as having failed; None: it has not. A client's fault is none."""
+    """Why an answer counts as the engine's failure; None if it does not, as with client errors."""
     if isinstance(answer, Unanswered):
         return answer
     if answer.status in _BUSY:

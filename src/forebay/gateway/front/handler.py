@@ -1,7 +1,7 @@
 """The front's entry: who asks and what for, and the answers that the gateway gives itself.
 
 Promised: every request is answered, or its connection ends; nothing of a request's content is
-logged; engines' own endpoints for operators cannot be reached through it.
+logged; the engines' own endpoints for operators cannot be reached through the gateway.
 """
 
 import logging
@@ -33,7 +33,7 @@ _BODY_FAULTS: Final = {
 
 
 class Front:
-    """Answers clients."""
+    """Checks each request, and answers it or has it forwarded."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Front:
         self._documents = DocumentStep(config.keys)
 
     async def handle(self, incoming: IncomingRequest) -> None:
-        """One request, to its end."""
+        """Handle one request from start to end."""
         refusal = await self._answered(incoming)
         if refusal is None:
             return
@@ -107,7 +107,7 @@ class Front:
     def _with_documents(
         self, members: dict[str, msgspec.Raw], path: str, key: KeySetting
     ) -> tuple[bytes, ReadBody | str]:
-        """A body whose documents were put in their order, and what it says now."""
+        """The body with its documents in order, and what is read of it; or why there is none."""
         made = self._documents.reorder(members, path, key)
         if isinstance(made, str):
             return b"", made
@@ -124,7 +124,7 @@ class Front:
         return Refusal(404, "this gateway does not serve that path")
 
     async def _models(self, incoming: IncomingRequest) -> Refusal | None:
-        """The models of all engines that are used, as they list them."""
+        """Answer with the models of all engines that are used, as the engines list them."""
         found: dict[str, dict[str, object]] = {}
         for model in self._dispatcher.models.values():
             for engine in model.engines:
@@ -142,5 +142,5 @@ class Front:
 
 
 def _shown(path: str) -> str:
-    """A path for the log: one of those that are known by name, or no word of it."""
+    """A path as the log may show it: itself if it is a known one, else nothing of it."""
     return path if path in KNOWN else "a path"

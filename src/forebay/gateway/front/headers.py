@@ -5,7 +5,7 @@ from typing import Final
 
 from forebay.gateway.http.messages import Headers
 
-# Of one connection and not of a message, and what the gateway says itself.
+# Headers of one connection rather than of a message, and those that the gateway sets itself.
 HOP: Final = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
@@ -14,12 +14,12 @@ HOP: Final = frozenset(
 )
 NOT_SENT: Final = HOP | {
     *("host", "content-length", "authorization", "x-api-key", "cookie", "expect"),
-    "accept-encoding",  # what an answer took is read in it, so it comes as it is
+    "accept-encoding",  # the gateway reads the answer's token counts, so it must not be compressed
 }
 
 
 def without(headers: Iterable[tuple[str, str]], names: Collection[str]) -> Headers:
-    """Headers less these, and less those that `Connection` names: they are of one hop."""
+    """The headers without these, and without those that `Connection` names."""
     listed = [(name, name.lower(), value) for name, value in headers]
     hop = {
         word.strip().lower()

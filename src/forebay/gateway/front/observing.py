@@ -1,7 +1,7 @@
-"""Watches an answer as it passes: whole events, tokens as told, and why it ended.
+"""Watches an answer as it passes: complete events, the reported tokens, and why it ended.
 
-Bytes are never changed. Of a stream only whole events are passed on, so that an answer which breaks
-off ends between two; of what was passed, the last `TAIL_BYTES` are kept until its end.
+Bytes are never changed. Of a stream only complete events are passed on, so that one that breaks off
+ends between two events; the last `TAIL_BYTES` that were passed on are kept until its end.
 """
 
 import re
@@ -11,18 +11,18 @@ import msgspec
 
 from forebay.gateway.placement.request import ServedTokens
 
-TAIL_BYTES: Final = 16 << 10  # of a stream: usage comes with the last events
-WHOLE_BYTES_MAX: Final = 4 << 20  # of an answer that is no stream; of larger ones only usage is
-_NAMED_EVENTS: Final = 4  # the first of which names the answer, even if it comes with others
-EVENT_BYTES_MAX: Final = 1 << 20  # of one event; a longer one is passed on in pieces
+TAIL_BYTES: Final = 16 << 10  # kept of a stream: usage comes with the last events
+WHOLE_BYTES_MAX: Final = 4 << 20  # kept of an answer that is no stream; if larger, only its usage
+_NAMED_EVENTS: Final = 4  # events to search for the answer's id; it is in the very first
+EVENT_BYTES_MAX: Final = 1 << 20  # a longer event is passed on in pieces
 _TOKENS_MAX: Final = 10**9  # that an answer is believed to have taken
-# An answer of the Responses API, or its first event, begins with its name.
+# An answer of the Responses API, or its first event, begins with its id.
 _NAME: Final = re.compile(rb'"id": ?"([^"\\]{1,128})"')
 _ENDED: Final = re.compile(rb'"(?:finish_reason|stop_reason)": ?"([a-z_]{1,32})"')
-# A member of its own: in a text its quotes would have backslashes.
+# Only a JSON member can match: inside a text, its quotes would have backslashes.
 _USAGE: Final = re.compile(rb'"usage": ?(\{[^{}]{0,500}(?:\{[^{}]{0,200}\}[^{}]{0,200}){0,4}\})')
-_USAGE_BYTES: Final = 2048  # that it may have
-# As the pool's hints have it.
+_USAGE_BYTES: Final = 2048  # how long it may be
+# The endings that the pool's hints know.
 _CLASSES: Final = {
     "tool_calls": "tool_call",
     "function_call": "tool_call",
@@ -45,7 +45,7 @@ class _TokenUsage(msgspec.Struct):
     input_tokens: int | None = None
     completion_tokens: int | None = None
     output_tokens: int | None = None
-    # Of the Messages API, where `input_tokens` is neither of these.
+    # In the Messages API, `input_tokens` includes neither of these.
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     prompt_tokens_details: _TokenDetails | None = None
@@ -75,7 +75,7 @@ class _Incomplete(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    """What the Responses API says of an answer."""
+    """The members of a Responses API answer that are read."""
 
     usage: _TokenUsage | None = None
     status: str | None = None
@@ -103,21 +103,21 @@ _responses: Final = msgspec.json.Decoder(_Response)
 
 
 class AnswerObserver:
-    """One answer."""
+    """Watches one answer."""
 
     __slots__ = ("_held", "_is_response", "_is_stream", "_late_usage", "_tail", "events", "name")
 
     def __init__(self, *, is_stream: bool, is_response: bool = False) -> None:
         self._is_stream = is_stream
         self._is_response = is_response  # of the Responses API
-        self.name = ""  # by which a later request may continue this answer; empty: by none
-        self._held = b""  # of a stream: an event that is not whole yet; else what passed last
-        self._late_usage = b""  # of an answer that is too large to be kept
+        self.name = ""  # the id with which a later request may continue this answer; empty: none
+        self._held = b""  # of a stream: an event that is not complete yet; else what passed last
+        self._late_usage = b""  # the usage of an answer that is too large to be kept
         self._tail = b""  # of a stream: the end of what passed; else all of it
         self.events = 0
 
     def passing(self, data: bytes) -> bytes:
-        """What of this, and of what was held back before, may be passed on now."""
+        """Take a piece of the answer; return the bytes that may be passed on now."""
         if not self._is_stream:
             self._keep(data)
             self._read_name(self._tail)
@@ -144,7 +144,7 @@ class AnswerObserver:
             self.name = found[1].decode(errors="replace") if found else ""
 
     def _keep(self, data: bytes) -> None:
-        """Keep an answer that is no stream, or what it says of its tokens if it is too large."""
+        """Keep an answer that is no stream, or only its usage if it is too large."""
         if len(self._tail) <= WHOLE_BYTES_MAX:
             self._tail += data
             data = self._tail
@@ -157,19 +157,19 @@ class AnswerObserver:
         self._held = data[-_USAGE_BYTES:]
 
     def rest(self) -> bytes:
-        """What was held back of an answer that has ended as it should."""
+        """The bytes still held back, once the answer has ended properly."""
         if not self._is_stream:
             return b""
         rest, self._held = self._held, b""
         return rest
 
     def served(self) -> ServedTokens:
-        """What the answer took, as it says; of a stream that does not, an event is a token."""
+        """The tokens that the answer reports; if it reports none, each event counts as one."""
         usage = self._usage()
         return ServedTokens(answer=self.events) if usage is None else usage.served()
 
     def ended(self) -> str:
-        """Why the answer ended, as hints say it; empty: it does not say."""
+        """The answer's ending, as a class of the pool's hints; empty if unknown."""
         if self._is_response:
             return self._response_ended()
         found = _ENDED.findall(self._tail)

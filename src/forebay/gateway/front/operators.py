@@ -1,7 +1,7 @@
 """What operators see: the gateway's state, its metrics, and a page that shows both.
 
-A browser asks for a user and a password where the page needs a key: the password is the token. Only
-paths of the page take it so: a browser sends it along with whatever another site has it ask.
+If keys are needed, a browser asks for a user and a password: the password is the token. Only paths
+of the page accept it, since a browser also sends it with requests that another site makes it send.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ _COMMON: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosnif
 
 
 class OperatorAnswers:
-    """Answers for whoever may see them; that is for the caller to know."""
+    """Answers requests of operators; the caller checks that they may see them."""
 
     def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics) -> None:
         self._dispatcher, self._metrics = dispatcher, metrics
         self._begun = dispatcher.now()
 
     async def answer(self, incoming: IncomingRequest) -> bool:
-        """Answer a request; False: there is nothing at its path."""
+        """Answer a request; False if there is nothing at its path."""
         path = incoming.path
         if path == "/status":
             await answer_json(incoming, status(self._dispatcher))
@@ -52,7 +52,7 @@ class OperatorAnswers:
         return True
 
     def _stats(self) -> dict[str, Any]:
-        """The state with all metrics, as the page reads it."""
+        """The state and all metrics, in the form that the page reads."""
         return {
             **status(self._dispatcher),
             "pid": os.getpid(),
@@ -62,23 +62,23 @@ class OperatorAnswers:
 
 
 async def answer_json(incoming: IncomingRequest, value: Any) -> None:  # noqa: ANN401
-    """Answer with an object."""
+    """Answer with an object as JSON."""
     headers = {"Content-Type": answers.JSON, **_COMMON}
     await incoming.answer(200, headers, msgspec.json.encode(value))
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is of the page for operators."""
+    """Whether a path belongs to the page for operators."""
     return path.startswith(page.PLACE.rstrip("/"))
 
 
 def challenge(path: str) -> str:
-    """How a client is asked for its token."""
+    """The WWW-Authenticate header that asks a client for its token."""
     return 'Basic realm="forebay gateway", charset="UTF-8"' if is_page(path) else "Bearer"
 
 
 def token_of(incoming: IncomingRequest) -> str:
-    """What a client presents: a bearer's token, or Anthropic's header; a browser, a password."""
+    """The token of a request: bearer, Anthropic's X-Api-Key, or a browser's password."""
     scheme, _, value = incoming.header("Authorization").strip().partition(" ")
     token = value.strip() if scheme.lower() == "bearer" else ""
     if scheme.lower() == "basic" and is_page(incoming.path):

@@ -1,8 +1,8 @@
 """What the gateway reads of a request's body: model, sizes, and hashes of the prompt's parts.
 
-Nothing else of it is looked at, and nothing is changed, except that hints are put in front of the
-first member for engines that have the pool. Pure functions. A body that marks its documents is
-changed elsewhere, and read again.
+Nothing else of it is read, and nothing is changed, except that hints are inserted before the first
+member for engines that have the pool. Pure functions. A body that marks its documents is changed
+elsewhere, and then read again.
 """
 
 import re
@@ -14,14 +14,14 @@ import xxhash
 from forebay.documents.bodies import MEMBER, ReorderedBody
 from forebay.gateway.placement.prefixes import PromptPart
 
-BLOCK_BYTES: Final = 512  # of a prompt that is one text
-CUT_BYTES: Final = 2048  # of a message that is cut
-PARTS_MAX: Final = 4096  # of one prompt; what is behind them is one more
-_COMMAS_MAX: Final = 64 * PARTS_MAX  # of a list; one of more may have as many members
+BLOCK_BYTES: Final = 512  # size of the parts of a prompt that is one text
+CUT_BYTES: Final = 2048  # size of the parts of a long message, if documents were ordered
+PARTS_MAX: Final = 4096  # of one prompt; the rest counts as one more part
+_COMMAS_MAX: Final = 64 * PARTS_MAX  # a list with more may have too many members to decode
 SESSION_HEADERS: Final = ("x-session-id", "x-claude-code-session-id", "thread-id")
 SESSION_LETTERS_MAX: Final = 256
 _MODEL_LETTERS_MAX: Final = 256
-_OTHER_BYTES_MAX: Final = 16 << 10  # of a body, beside its prompt as it is read here
+_OTHER_BYTES_MAX: Final = 16 << 10  # of a body beside the prompt that was found in it
 _ANSWER_TOKENS_MAX: Final = 10_000_000
 # A form names its model in a field; nothing else of a form is read.
 _FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
@@ -31,9 +31,9 @@ _NONE: Final = msgspec.Raw(b"")
 _ONE: Final = msgspec.Raw(b"1")
 _FALSE: Final = msgspec.Raw(b"false")
 _UNSET: Final = (b"", b"null", b"false", b"0")
-# Of a request that has one of these, an engine computes the whole prompt, or answers elsewhere.
+# With one of these, an engine computes the whole prompt anyway, or the answer comes elsewhere.
 _NOT_APART: Final = ("prompt_logprobs", "echo", "background", "previous_response_id")
-# They say how an answer is made, and may contradict that it has one token.
+# These shape the answer, and may contradict that it has one token.
 _OF_ANSWERS: Final = frozenset(
     {
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "stream"),
@@ -44,7 +44,7 @@ _OF_ANSWERS: Final = frozenset(
 
 
 class _Body(msgspec.Struct):
-    """Members that matter; all others are skipped."""
+    """The members that are read; all others are skipped."""
 
     model: _Raw = _NONE
     messages: _Raw = _NONE
@@ -61,21 +61,21 @@ class _Body(msgspec.Struct):
     stream: _Raw = _NONE
     previous_response_id: _Raw = _NONE
     kv_transfer_params: _Raw = _NONE
-    forebay_documents: _Raw = _NONE  # the gateway's own: no engine sees it
+    forebay_documents: _Raw = _NONE  # for the gateway alone: no engine sees it
 
 
 class ReadBody(NamedTuple):
-    """What a request says."""
+    """What is read of a request's body."""
 
     model: str
     chain: tuple[PromptPart, ...]
     prompt_bytes: int
-    answer_tokens_max: int  # 0: it does not say
+    answer_tokens_max: int  # 0: no limit given
     priority: int
     is_streamed: bool
     takes_hints: bool  # it is a JSON object without hints of its own
-    continues: str = ""  # the name of an answer that an engine holds; empty: it names none
-    ranks: tuple[int, ...] = ()  # of its documents, where their order was changed
+    continues: str = ""  # the id of the earlier answer that it continues; empty: none
+    ranks: tuple[int, ...] = ()  # of its documents, if their order was changed
 
 
 _decoder: Final = msgspec.json.Decoder(_Body)
@@ -87,7 +87,7 @@ _number: Final = msgspec.json.Decoder(int)
 
 
 def read_body(body: bytes, content_type: str) -> ReadBody | str:
-    """What a body says, or in one sentence why it cannot be passed on."""
+    """Read a body; in one sentence why it cannot be passed on, if so."""
     if content_type.startswith("multipart/form-data"):
         found = _FORM_MODEL.search(body[:_FORM_BYTES]) or _FORM_MODEL.search(body[-_FORM_BYTES:])
         if found is None:
@@ -104,9 +104,9 @@ def read_body(body: bytes, content_type: str) -> ReadBody | str:
 
 
 def read_reordered(made: ReorderedBody) -> ReadBody | str:
-    """What a body says whose documents were put in their order.
+    """Read a body whose documents were put in order.
 
-    Long messages are several parts, so that what two of them begin with counts.
+    Long messages are cut into several parts, so that a common beginning of two counts.
     """
     said = _Body(**{name: made.members[name] for name in made.members.keys() & _NAMES})
     cut = [block for piece in made.prompt for block in _blocks(bytes(piece), CUT_BYTES)]
@@ -123,7 +123,7 @@ def _read(said: _Body, pieces: "list[msgspec.Raw] | list[bytes]", size: int) -> 
         return "the name of the model is too long"
     chain = _chain(model, said, pieces)
     prompt_bytes = chain[-1].end if chain else size
-    if size - prompt_bytes > _OTHER_BYTES_MAX:  # the engine may read a prompt in it
+    if size - prompt_bytes > _OTHER_BYTES_MAX:  # the rest may be a prompt for the engine, too
         prompt_bytes = size
     limit = _first(said.max_completion_tokens, said.max_tokens, said.max_output_tokens)
     return ReadBody(
@@ -139,7 +139,7 @@ def _read(said: _Body, pieces: "list[msgspec.Raw] | list[bytes]", size: int) -> 
 
 
 def session_of(headers: "dict[str, str]") -> str:
-    """The client's name of its dialog; empty: it gives none. Names are lower-case here."""
+    """The client's id of its dialog; empty if it gives none. Header names must be lower-case."""
     for name in SESSION_HEADERS:
         if value := headers.get(name, ""):
             return value[:SESSION_LETTERS_MAX]
@@ -147,7 +147,7 @@ def session_of(headers: "dict[str, str]") -> str:
 
 
 def with_hints(body: bytes, hints: "dict[str, str | int]") -> bytes:
-    """A body that `takes_hints`, with these; every other byte is as it was."""
+    """A body that `takes_hints`, with these hints added; every other byte is unchanged."""
     if not hints:
         return body
     start = body.index(b"{") + 1
@@ -158,7 +158,7 @@ def with_hints(body: bytes, hints: "dict[str, str | int]") -> bytes:
 def with_salt(body: bytes, salt: str) -> bytes | str:
     """A body with this `cache_salt`, or in one sentence why it cannot have it.
 
-    Every member is written anew, once: of two of a name an engine might read the other.
+    All members are written anew, each once: if one came twice, an engine might read the other.
     """
     try:
         members = _members.decode(body)
@@ -170,9 +170,9 @@ def with_salt(body: bytes, salt: str) -> bytes | str:
 
 
 def prefill_body(body: bytes, path: str) -> bytes | None:
-    """The same prompt with one token asked for; None: its KV would not serve the request.
+    """The request for the same prompt and one token; None if its KV would not serve the request.
 
-    Members stay as they are, except those that only shape an answer.
+    Members stay as they are, except those that only shape the answer.
     """
     try:
         members = _members.decode(body)
@@ -187,7 +187,7 @@ def prefill_body(body: bytes, path: str) -> bytes | None:
 
 
 def _first(*members: msgspec.Raw) -> msgspec.Raw:
-    """The first that the body has; an empty one if it has none."""
+    """The first of these members that the body has; an empty one if it has none."""
     return next((each for each in members if bytes(each)), _NONE)
 
 
@@ -208,7 +208,7 @@ def _integer(raw: msgspec.Raw) -> int:
 def _chain(
     model: str, said: _Body, pieces: "list[msgspec.Raw] | list[bytes]"
 ) -> tuple[PromptPart, ...]:
-    """The prompt's parts, each with a hash over all up to it; none if it is no prompt."""
+    """The prompt's parts, each named by a hash over all parts up to it; none without a prompt."""
     head = [
         model.encode(errors="replace"), said.cache_salt, said.tools, said.system, said.instructions
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The gateway's HTTP client, on aiohttp: one request to one engine, its answer piece by piece.
 
-Promised: nothing is retried or changed here, and bytes are given on as they come; leaving the block
-of an answer that has not ended closes its connection at once. What goes wrong is a value.
+Promised: nothing is retried or changed here, and bytes are passed on as they come; leaving the
+block of an answer that has not ended closes its connection at once. Failures are values.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from forebay.gateway.http.messages import BrokenOff, Headers, Unanswered
 
 CONNECT_S: Final = 10.0
 SILENCE_S: Final = 1800.0  # without a byte of an answer; a long prompt may take minutes
-# Below the 5 s after which vLLM's server closes a connection that is not used: one that it closes
-# while we use it again cannot be told from an engine that failed, and nothing is sent twice.
+# Below the 5 s after which vLLM's server closes an unused connection: if it did so just as a
+# request is sent, that would look like an engine's failure, and the request is not sent twice.
 _KEEP_S: Final = 3.0
-_READ_BYTES: Final = 1 << 18  # of an answer, that wait for a slow client
+_READ_BYTES: Final = 1 << 18  # of an answer that are buffered for a slow client
 _LINE_BYTES_MAX: Final = 1 << 16
 _JSON: Final = (("Content-Type", "application/json"),)
 
 
 class EngineAnswer:
-    """An answer that has begun."""
+    """An engine's answer, once it has begun."""
 
     __slots__ = ("_response", "headers", "status")
 
@@ -35,11 +35,11 @@ class EngineAnswer:
         self.headers: Headers = list(response.headers.items())
 
     def header(self, name: str) -> str:
-        """A header's value; empty: there is none."""
+        """A header's value; empty if there is none."""
         return self._response.headers.get(name, "")
 
     async def read(self) -> bytes | BrokenOff:
-        """The next bytes; none at its end."""
+        """The next bytes; empty at the end of the answer."""
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
@@ -66,7 +66,7 @@ class EngineClient:
     async def send(
         self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> AsyncIterator[EngineAnswer | Unanswered]:
-        """Ask; the block has the answer, or why there is none."""
+        """Send a request; the block gets the answer, or why there is none."""
         response: aiohttp.ClientResponse | None = None
         try:
             try:
@@ -78,7 +78,7 @@ class EngineClient:
                     allow_redirects=False,
                 )
                 found: EngineAnswer | Unanswered = EngineAnswer(response)
-                if response.status == HTTPStatus.SWITCHING_PROTOCOLS:  # nobody asked for another
+                if response.status == HTTPStatus.SWITCHING_PROTOCOLS:  # nobody asked for that
                     found = Unanswered("it sent what is not HTTP")
             except (aiohttp.ClientError, OSError) as error:
                 is_gone = isinstance(
@@ -93,7 +93,7 @@ class EngineClient:
     async def fetch(
         self, url: str, bytes_max: int, timeout_s: float, *, posted: bytes | None = None
     ) -> bytes | Unanswered:
-        """All of a small answer 200 to a GET, or to a POST of JSON."""
+        """The whole of a small answer to a GET, or to a POST of JSON; its status must be 200."""
         method = "GET" if posted is None else "POST"
         headers = () if posted is None else _JSON
         try:
@@ -122,7 +122,7 @@ class EngineClient:
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong, without what the engine sent: its words may be a user's."""
+    """What went wrong, without anything that the engine sent: that may be user data."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection could be made ({error.os_error.strerror or 'no address'})"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):

@@ -1,6 +1,6 @@
 """HTTP as the gateway has it: requests of clients, answers of engines, and failures as values.
 
-`server.py` and `client.py` make these of the library's own; nothing above them sees that.
+`server.py` and `client.py` make these from the library's objects, which nothing else sees.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,54 +15,55 @@ class BodyFault(StrEnum):
 
     TOO_LARGE = "too large"
     TOO_SLOW = "too slow"
-    TOO_MANY = "too many"  # bodies of other requests have taken all the room
-    BROKEN = "broken"  # it is not what its headers say
+    TOO_MANY = "too many"  # bodies of other requests take all the room
+    BROKEN = "broken"  # it does not agree with its headers
 
 
 class Unanswered(NamedTuple):
-    """No answer came: nothing of it was seen."""
+    """No byte of an answer came."""
 
     why: str  # without the request's content
     is_gone: bool = False  # no connection could be made
-    is_ill: bool = False  # it was asked for its health, and said that it has none
+    is_ill: bool = False  # `fetch`: it answered, but not with 200
 
 
 class BrokenOff(NamedTuple):
-    """An answer ended before its end."""
+    """An answer broke off before its end."""
 
     why: str
 
 
 class IncomingRequest(Protocol):
-    """A client's request, and the way to answer it; its client going cancels who handles it."""
+    """A client's request, and how to answer it. Its task is cancelled if the client disconnects."""
 
     method: str
-    path: str  # as it came, with its query cut off
+    path: str  # as it came, without its query
     query: str
 
     def header(self, name: str) -> str:
-        """A header's value; empty: there is none."""
+        """A header's value; empty if there is none."""
 
     def headers(self) -> Iterable[tuple[str, str]]:
-        """All of them, as they came."""
+        """All headers, as they came."""
 
     async def read_body(self, owner: str = "") -> bytes | BodyFault:
-        """All of the body, within the limits of size and time.
+        """The whole body, within the limits of size and time.
 
-        Bodies of one owner may take as much room as is left for others; an empty one, all of it.
+        The bodies of one owner may take as much room as they leave free for others; without an
+        owner, all of it.
         """
 
     async def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer that is written piece by piece."""
 
     async def write(self, data: bytes) -> None:
-        """A piece of it. Waits while the client is slow, so long as it may be."""
+        """Send a piece of the answer; waits for a slow client, up to a limit."""
 
     async def end(self) -> None:
-        """It is whole."""
+        """The answer is complete."""
 
     def break_off(self) -> None:
-        """End the connection, so that the client sees that the answer is not whole."""
+        """End the connection, so that the client sees that the answer is incomplete."""
 
     async def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer at once."""
+        """Send a whole answer at once."""

@@ -1,8 +1,9 @@
 """The gateway's HTTP server, on aiohttp: bounded in connections, heads, bodies and waiting.
 
-Promised: whatever clients send, or do not, costs bounded memory and time; what is not HTTP is
-answered 400 and logged without a byte of it; a client that goes cancels its handler at once. One
-that half-closes counts as gone, since nothing tells the two apart. Assumed: handlers answer.
+Promised: whatever clients send, or do not send, costs bounded memory and time; what is not HTTP is
+answered with 400, and no byte of it is logged; when a client disconnects, its handler is cancelled
+at once. A half-closed connection counts as disconnected, since nothing tells the two apart.
+Assumed: handlers answer.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from forebay.gateway.http.messages import BodyFault, Headers, IncomingRequest
 HEAD_BYTES_MAX: Final = 16 << 10  # of one header line
 HEADERS_MAX: Final = 128
 _BACKLOG: Final = 1024
-_UNTIMED_BYTES: Final = 16 << 10  # fit into an empty buffer, so that writing them never waits
+_UNTIMED_BYTES: Final = 16 << 10  # so many fit into an empty buffer, and writing never waits
 _log: Final = logging.getLogger(__name__)
 _silent: Final = logging.getLogger(f"{__name__}.library")
 _silent.disabled = True  # it would quote what clients send
@@ -31,14 +32,14 @@ _silent.disabled = True  # it would quote what clients send
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """How much of the process clients may have; tests make it small."""
+    """Limits on what clients may use of this process; tests make them small."""
 
     connections_max: int = 4096
-    idle_s: float = 30.0  # without a whole head on an open connection
-    body_s: float = 120.0  # for a body to come whole
-    write_s: float = 60.0  # for a client to take a piece of its answer
+    idle_s: float = 30.0  # that a connection may be open without a complete request head
+    body_s: float = 120.0  # that a whole body may take to come
+    write_s: float = 60.0  # that a client may take to read a piece of its answer
     body_bytes_max: int = 64 << 20
-    bodies_bytes_max: int = 1 << 30  # of all requests
+    bodies_bytes_max: int = 1 << 30  # over all requests
 
 
 Handler = Callable[[IncomingRequest], Awaitable[None]]
@@ -51,13 +52,13 @@ class FrontServer:
         self.limits = limits
         self.barrier = barrier
         self.bodies_bytes = 0  # held by requests under way
-        self.owners_bytes: Counter[str] = Counter()  # the same by owner, of whom there are few
+        self.owners_bytes: Counter[str] = Counter()  # the same by owner; owners are few
         self._handler = handler
         self._server: asyncio.Server | None = None
         self._library: _Server | None = None
 
     async def start(self, address: str, port: int) -> int:
-        """Listen, and answer the port; a StartupError if that cannot be."""
+        """Start to listen; returns the port. StartupError if that fails."""
         loop = asyncio.get_running_loop()
         self._library = _Server(
             self,
@@ -87,7 +88,7 @@ class FrontServer:
         return len(self._library.connections) if self._library else 0
 
     async def close(self, timeout_s: float) -> None:
-        """Accept nobody any more; answers under way have so long to end."""
+        """Accept no more connections; answers under way have `timeout_s` to end."""
         if self._server is None or self._library is None:
             return  # it never listened
         self._server.close()
@@ -109,7 +110,7 @@ class FrontServer:
 
 
 class _Server(web.Server):
-    """aiohttp's, with handlers of ours."""
+    """aiohttp's server, with our protocol."""
 
     def __init__(self, front: FrontServer, handler: Any, **options: Any) -> None:  # noqa: ANN401
         super().__init__(handler, **options)
@@ -136,7 +137,7 @@ class _Protocol(RequestHandler):
             )
             transport.close()
             self._force_close = True
-            self._manager = None  # nothing of this connection is looked at
+            self._manager = None  # nothing is read from this connection
             return
         super().connection_made(transport)
 
@@ -147,13 +148,13 @@ class _Protocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - it may quote the request
     ) -> web.StreamResponse:
-        """What a client gets that sent no HTTP, or met a bug."""
+        """The answer to a client that sent no valid HTTP, or met a bug."""
         if status == HTTPStatus.BAD_REQUEST:
             _log.info("a client sent what is not HTTP/1.1")
         elif exc is not None and isinstance(self._manager, _Server):  # else its client has gone
             self._manager.front.barrier.call("a request of the gateway", _raise, exc)
         if self.transport is not None and request.writer.output_size > 0:
-            raise ConnectionResetError  # the answer had begun: it cannot become another one
+            raise ConnectionResetError  # the answer has begun, and cannot be replaced
         said = b'{"error": {"message": "this request is not understood", "code": %d}}' % status
         failed = web.Response(status=status, body=said, content_type="application/json")
         failed.force_close()
@@ -186,10 +187,10 @@ class _Incoming:
         self.response: web.StreamResponse | None = None
 
     async def wait_for_turn(self) -> None:
-        """Let others go first, and wait until the client has taken the answers before this one.
+        """Let others go first, and wait until the client has read the answers before this one.
 
-        Without it, a client that sends thousands of requests at once has the loop for itself, and
-        one that reads none of the answers has them all kept for it.
+        Otherwise a client that sends thousands of requests at once would keep the loop to itself,
+        and the answers to one that reads none would all be kept in memory.
         """
         await asyncio.sleep(0)
         await self._timed(self._request.writer.drain())
@@ -237,7 +238,7 @@ class _Incoming:
         self._front.owners_bytes[self._owner] += size_bytes
 
     def release_body(self) -> None:
-        """The request is over."""
+        """Give back the body's share of the limits: the request is over."""
         self._hold(-self._held_bytes)
 
     async def begin(self, status: int, headers: Headers) -> None:
@@ -257,7 +258,7 @@ class _Incoming:
         await self._timed(self.response.write(data))
 
     async def _timed(self, writing: Awaitable[object]) -> None:
-        """Wait for a client to take what is written, so long as it may be slow."""
+        """Wait until a client takes what is written; break off if it takes too long."""
         try:
             async with asyncio.timeout(self._front.limits.write_s):
                 await writing

@@ -1,7 +1,7 @@
 """The gateway's page for operators, below `/dashboard/`, with the pool dashboard's charts.
 
-Promised: only files that are named in `TYPES` are given out, and none names another host. What the
-page shows it asks for at `stats.json` beside it.
+Promised: only files that are named in `TYPES` are served, and none refers to another host. The page
+gets its data from `stats.json` beside it.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ PLACE: Final = "/dashboard/"
 STATS: Final = f"{PLACE}stats.json"
 HEADERS: Final = dashboard.HEADERS
 _OWN: Final = ("index.html", "gateway.js", "gateway-panels.js")
-# Of the pool's page: everything but what is about pools.
+# The files of the pool's page that are not about pools.
 _SHARED: Final = (
     *("chart.js", "dom.js", "format.js", "icon.svg", "live.js", "series.js", "snapshot.js"),
     *("style.css", "uPlot.LICENSE.txt", "uPlot.iife.min.js", "uPlot.min.css"),

@@ -2,13 +2,14 @@
 
     T(e) = Q(e)/R + C/R + max(0, D - G(e))/L + n(e) * SEQUENCE_S
 
-Q: uncached prompt tokens in flight at e. C: tokens that e has to compute: those that nobody has,
-and those that another engine has, divided by how often they are asked for: a copy that many will
-use costs each of them a part, and from `HOT_VISITS` on nothing, loading likewise. So a prefix that
-everybody asks for is soon on every engine. G(e), D: tokens that e's GPU and its host's pool likely
-have. R, L: the rates of e for computing and loading. n: requests running at e. A dialog stays with
-its engine unless that loses by more than `STAY_S` or `STAY_SHARE`. Engines that cannot start the
-request now are no candidates, so nothing waits for one of them while another is free. Pure logic.
+Q: uncached prompt tokens in flight at e. C: tokens that e has to compute: those that no engine has,
+and those that only another engine has, the latter divided by how often they were asked for, since
+many requests will share the new copy; from `HOT_VISITS` on they count nothing. Loading is divided
+likewise. So a prefix that is often asked for is soon on every engine. G(e), D: tokens that e's GPU
+and its host's pool likely have. R, L: the rates of e for computing and loading. n: requests running
+at e. A dialog stays with its engine unless that is slower by more than both `STAY_S` and
+`STAY_SHARE`. Engines that cannot start the request now are no candidates, so nothing waits for one
+of them while another is free. Pure logic.
 """
 
 from collections import OrderedDict
@@ -22,18 +23,18 @@ from forebay.gateway.placement.request import RoutedRequest
 
 STAY_S: Final = 0.020
 STAY_SHARE: Final = 0.10
-HOT_VISITS: Final = 8  # from which a prefix is everybody's, and a further copy of it costs nobody
-SEQUENCE_S: Final = 0.002  # what each running request adds to the first token of the next
-DIALOGS_MAX: Final = 100_000  # whose last engine is remembered
-_PARTS_SEARCHED: Final = 64  # of a prompt, from its end, for where a dialog was before
-_COMMON: Final = 4  # requests that ended with the same part: no dialog, but a prompt of many
-_ROUNDED_S: Final = 0.001  # differences below are none
+HOT_VISITS: Final = 8  # visits from which a further copy of a prefix counts as free
+SEQUENCE_S: Final = 0.002  # what each running request adds to the next one's time to first token
+DIALOGS_MAX: Final = 100_000  # dialogs whose last engine is remembered
+_PARTS_SEARCHED: Final = 64  # last parts of a prompt in which its dialog is looked for
+_COMMON: Final = 4  # if so many requests ended with the same part, it names no single dialog
+_ROUNDED_S: Final = 0.001  # smaller differences are ignored
 
 
 class Reason(StrEnum):
-    """Why an engine was chosen, as the answer's header says it."""
+    """Why an engine was chosen, as the answer's header reports it."""
 
-    ONLY = "only"  # no other could start it
+    ONLY = "only"  # no other could start the request
     DIALOG = "dialog"  # it answered this dialog before
     CACHED = "cached"  # it likely has most of the prompt
     POOL = "pool"  # the pool has what its GPU does not
@@ -43,7 +44,7 @@ class Reason(StrEnum):
 
 
 class Choice(NamedTuple):
-    """An engine for a request."""
+    """An engine for a request, and what is expected of it."""
 
     engine: EngineState
     reason: Reason
@@ -53,18 +54,18 @@ class Choice(NamedTuple):
 
 
 class DialogPlaces(NamedTuple):
-    """Where dialogs were last: by session, and by the prompt that the next turn begins with."""
+    """The last engine of dialogs: by session, or by the prompt that the next turn begins with."""
 
     sessions: "OrderedDict[tuple[str, str], str]"  # key and session → engine
     prompts: "OrderedDict[int, tuple[str, int]]"  # last part → engine, requests
 
     @classmethod
     def none(cls) -> "DialogPlaces":
-        """As a gateway begins."""
+        """Without any dialog, as when a gateway starts."""
         return cls(OrderedDict(), OrderedDict())
 
     def last_engine(self, request: RoutedRequest) -> str:
-        """Who answered this dialog before; empty: nobody."""
+        """The engine that answered this dialog before; empty if none is known."""
         if request.session:
             return self.sessions.get((request.key, request.session), "")
         for part in reversed(request.chain[-_PARTS_SEARCHED:]):
@@ -74,7 +75,7 @@ class DialogPlaces(NamedTuple):
         return ""
 
     def remember(self, request: RoutedRequest, engine: str) -> None:
-        """A request of this dialog went there."""
+        """Note that a request of this dialog went to an engine."""
         if request.session:
             self.sessions[request.key, request.session] = engine
             self.sessions.move_to_end((request.key, request.session))
@@ -94,7 +95,7 @@ def choose(
     pools: dict[str, LikelyPrefix],
     last: str,
 ) -> Choice:
-    """The best of these engines, of which there is one at least; `pools` is by host."""
+    """The best of these engines (at least one); `pools` has what each host's pool likely holds."""
     held = [engine.prefixes.likely(request.chain) for engine in engines]
     most = max(held)
     found = [

@@ -1,8 +1,8 @@
 """Decides when a request goes to which engine, queues the others, and counts what each key uses.
 
-Promised: an engine is given a request only when it can start it; keys, engines and queues are
-accounted for once, however a request ends; nothing waits longer than the file says. Assumed: one
-event loop calls everything, and whoever was placed calls `end`.
+Promised: an engine is given a request only when it can start it; each request counts once for its
+key, engine and queue, however it ends; nothing waits longer than the file says. Assumed: one event
+loop calls everything, and `end` is called for every request that was placed.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from forebay.gateway.placement.request import (
 )
 from forebay.sys.clock import Clock
 
-MODELS_MAX: Final = 1024  # of all engines, ever listed; those of the file are the first
-RETRY_AFTER_S: Final = 2  # where an engine has to come up, or requests have to end
-_POOL_BYTES: Final = 1 << 30  # of prompts that a host's pool is taken to hold; it says no size
-_ANSWER_TOKENS: Final = 256.0  # expected until answers were seen
-_BYTES_PER_TOKEN: Final = 4.0  # likewise
-_PER_TOKEN: Final = (1.0, 16.0)  # bytes: beyond, a prompt is not what the engine read
+MODELS_MAX: Final = 1024  # ever listed by engines, the file's own among them
+RETRY_AFTER_S: Final = 2  # if an engine has to come up, or requests have to end
+_POOL_BYTES: Final = 1 << 30  # of prompts that a host's pool is assumed to hold; it tells no size
+_ANSWER_TOKENS: Final = 256.0  # assumed until answers were seen
+_BYTES_PER_TOKEN: Final = 4.0  # assumed until answers were seen
+_PER_TOKEN: Final = (1.0, 16.0)  # bounds for bytes per token, whatever an answer reports
 _LEARN_SHARE: Final = 0.1
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class ServedModel:
-    """One model: its engines, who waits for them, and what was learnt of its tokens."""
+    """One model: its engines, the queue of its requests, and what was learnt of its tokens."""
 
     name: str
     engines: list[EngineState]
@@ -50,22 +50,22 @@ class ServedModel:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for it."""
+        """How many requests wait for this model."""
         return self.queue.count(self.name)
 
     @property
     def answering(self) -> list[EngineState]:
-        """The engines that answer: those that only compute prompts do, if there is no other."""
+        """The engines that may answer: those of role prefill only if no other is used."""
         found = [each for each in self.engines if each.setting.role != "prefill"]
         return found if any(each.is_used for each in found) else self.engines
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: nobody wants to be told of changes."""
 
 
 class Dispatcher:
-    """Places requests."""
+    """Places requests on engines, or has them wait."""
 
     def __init__(self, config: GatewayConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -76,7 +76,7 @@ class Dispatcher:
         for engine in self.engines.values():
             self._serves(engine.setting.model, engine)
         self.waiting = 0  # requests, of all models
-        self.on_change: Callable[[], None] = _nothing  # a request waits, or has ended
+        self.on_change: Callable[[], None] = _nothing  # called when a request waits or has ended
 
     @property
     def queues(self) -> list[RequestQueue]:
@@ -84,13 +84,13 @@ class Dispatcher:
         return list({id(model.queue): model.queue for model in self.models.values()}.values())
 
     def listed(self, engine: EngineState) -> None:
-        """An engine was heard of its models: adapters are models too."""
+        """An engine has listed its models (adapters are models, too): serve them with it."""
         for name in engine.models:
             self._serves(name, engine)
         self.pump(engine)
 
     async def place(self, request: RoutedRequest) -> Placement | NotPlaced:
-        """Where a new request goes, when an engine can start it. Its key must be a known one."""
+        """Wait until an engine can start a new request, or refuse it. Its key must be known."""
         key = self.keys.states[request.key]
         refusal = key.refusal(self._clock.monotonic()) or self._expect(request)
         if refusal is not None:
@@ -106,13 +106,13 @@ class Dispatcher:
         return await self._wait(request, model)
 
     def place_again(self, request: RoutedRequest) -> Placement | None:
-        """Another engine for a request that failed before its first byte; None: there is none."""
+        """Another engine for a request that failed before its first byte; None if there is none."""
         model = self.models[request.model]
         self._leave(request)
         request.tried.append(request.engine)
         others = [each for each in model.answering if each.setting.name not in request.tried]
         engines = [each for each in others if each.has_room]
-        if not engines:  # rather one more than it can start than no answer; a trial is for one
+        if not engines:  # better to overload an engine than not to answer; never one on trial
             engines = [each for each in others if each.takes_more]
         if not engines:
             request.engine = ""
@@ -121,9 +121,9 @@ class Dispatcher:
         return found._replace(reason=Reason.RETRY.value)
 
     def begin_prefill(self, request: RoutedRequest) -> RoutedRequest | None:
-        """Have another engine compute the prompt of a request that was placed; None: none should.
+        """Choose another engine to compute the prompt of a placed request; None if that is no use.
 
-        What is answered is a request for that engine alone: `end_prefill` ends it.
+        Returns a second request, placed on that engine; `end_prefill` ends it.
         """
         engine, model = self.engines[request.engine], self.models[request.model]
         is_worth = request.uncached_tokens >= self._config.prefill_tokens
@@ -141,26 +141,26 @@ class Dispatcher:
         first = RoutedRequest(request.key, request.model, request.chain, request.prompt_bytes, 1)
         first.bytes_per_token, first.is_long = request.bytes_per_token, request.is_long
         self._start(first, choose(first, engines, {}, ""))
-        self.prefilled(request)  # its own engine does not compute it
+        self.prefilled(request)  # its own engine does not compute the prompt
         return first
 
     def end_prefill(self, first: RoutedRequest, *, is_computed: bool) -> None:
-        """A prompt has been computed, or not: then the request's own engine computes it."""
+        """End what `begin_prefill` returned; the rate is learnt if the prompt was computed."""
         engine = self.engines[first.engine]
         if is_computed and first.was_alone:
             engine.learn(first, self._clock.monotonic() - first.begun)
         self._leave(first)
 
     def first_token(self, request: RoutedRequest) -> None:
-        """The first bytes of a streamed answer came; nothing if its engine has been given up."""
+        """The first bytes of a streamed answer came. Ignored if the request has left its engine."""
         if request.engine and request.was_alone and not request.is_prefilled:
             engine = self.engines[request.engine]
-            if request.begun >= engine.power_since:  # else it slept meanwhile
+            if request.begun >= engine.power_since:  # else the engine slept meanwhile
                 engine.learn(request, self._clock.monotonic() - request.begun)
         self.prefilled(request)
 
     def prefilled(self, request: RoutedRequest) -> None:
-        """A prompt is taken to be computed; nothing if it was before, or the request is over."""
+        """Count a prompt as computed. Ignored if it is already, or the request is over."""
         if request.engine and not request.is_prefilled:
             engine = self.engines[request.engine]
             engine.prefilled(request)
@@ -168,7 +168,7 @@ class Dispatcher:
                 self.pump(engine)
 
     def end(self, request: RoutedRequest, served: ServedTokens) -> None:
-        """A request that was placed is over."""
+        """A placed request is over: account for the tokens it took, and free its place."""
         key = self.keys.states[request.key]
         key.requests -= 1
         model = self.models[request.model]
@@ -184,7 +184,7 @@ class Dispatcher:
             self._leave(request)
 
     def failed(self, engine: EngineState, why: str, *, is_gone: bool = False) -> None:
-        """A request failed at an engine, for its fault."""
+        """A request failed through its engine's fault: the engine may go out of use."""
         was_used = engine.is_used
         engine.failed(why, self._clock.monotonic(), is_gone=is_gone)
         if was_used and not engine.is_used:
@@ -192,7 +192,7 @@ class Dispatcher:
             self.pump(engine)
 
     def pump(self, engine: EngineState | None = None) -> None:
-        """Start what can be started, where an engine has room again; None: anywhere."""
+        """Start the requests that can start now: in an engine's queue, or in all queues if None."""
         if engine is not None:
             self._pump(self.models[engine.setting.model].queue)
             return
@@ -200,9 +200,9 @@ class Dispatcher:
             self._pump(queue)
 
     def holder(self, needs: Needs) -> EngineState | None:
-        """The only engine that can answer such a request; None: any of its model.
+        """The only engine that can answer such a request; None if any of its model can.
 
-        If the one that holds what it continues is lost, another can at least say so.
+        If the engine that holds the earlier answer is lost, another one can at least say so.
         """
         engine = self.engines.get(needs.engine)
         if engine is None or engine not in self.models[needs.model].engines:
@@ -210,7 +210,7 @@ class Dispatcher:
         return engine if engine.is_used else None
 
     def now(self) -> float:
-        """The clock that requests are timed by."""
+        """The time, by the clock that times requests."""
         return self._clock.monotonic()
 
     def _serves(self, name: str, engine: EngineState) -> None:
@@ -226,7 +226,7 @@ class Dispatcher:
             self._share_queue(model, engine)
 
     def _share_queue(self, model: ServedModel, engine: EngineState) -> None:
-        """Have a model wait in one queue with all others of an engine, or of its GPU."""
+        """Merge a model's queue with those of all other models of an engine, or of its GPU."""
         shared, gpu = model.queue, engine.setting.gpu
         for queue in self.queues:
             models = [each for each in self.models.values() if each.queue is queue]
@@ -240,7 +240,7 @@ class Dispatcher:
                 other.queue = shared
 
     def _expect(self, request: RoutedRequest) -> NotPlaced | None:
-        """Note what a request will likely cost; a refusal if no engine can have it."""
+        """Estimate what a request will cost; a refusal if no engine of its model is used."""
         model = self.models[request.model]
         if not any(engine.is_used for engine in model.engines):
             return NotPlaced(503, f"no engine of {model.name} is up", RETRY_AFTER_S)
@@ -257,7 +257,7 @@ class Dispatcher:
         return None
 
     def _is_full(self, key: str) -> bool:
-        """Whether a key may have no more waiting: as many as are left for others, if there are."""
+        """Whether no more requests of a key may wait: it must leave as many places to others."""
         room = self._config.queue_requests_max - self.waiting
         if len(self.keys.states) == 1 or room <= 0:
             return room <= 0
@@ -275,7 +275,7 @@ class Dispatcher:
         return [engine for engine in engines if engine.has_room]
 
     def _is_waited_for(self, engines: Sequence[EngineState], queue: RequestQueue) -> bool:
-        """Whether a request waits for a model of one of these engines."""
+        """Whether any request waits for a model of one of these engines."""
         return any(
             engine in self.models[name].engines for name in queue.models for engine in engines
         )
@@ -286,14 +286,14 @@ class Dispatcher:
         self.waiting += 1
         self._pump(
             model.queue
-        )  # it may go before those that wait, as a short prompt before long ones
+        )  # it may overtake requests that wait, as a short prompt overtakes long ones
         self.on_change()
         placed: Placement | NotPlaced | None = None
         try:
             async with asyncio.timeout(self._config.queue_s):
                 placed = await request.waiting
         except TimeoutError:
-            if request.engine:  # it was placed in that very moment
+            if request.engine:  # it was placed at that very moment
                 placed = request.waiting.result()
             else:
                 placed = NotPlaced(503, "no engine became free in time", RETRY_AFTER_S)
@@ -301,7 +301,7 @@ class Dispatcher:
             if not request.engine:
                 self.keys.states[request.key].requests -= 1
                 self.waiting -= model.queue.remove(request)
-            elif placed is None:  # the client went while it was being placed
+            elif placed is None:  # the client disconnected while it was being placed
                 self.end(request, ServedTokens())
         return placed
 
@@ -312,7 +312,7 @@ class Dispatcher:
         while (request := queue.pop(lambda needs: bool(self._ready(needs)))) is not None:
             self.waiting -= 1
             assert request.waiting is not None
-            if not request.waiting.done():  # else its client went this moment
+            if not request.waiting.done():  # else its client has just disconnected
                 engines = self._ready(request.needs)
                 found = self._begin(request, self.models[request.model], engines)
                 request.waiting.set_result(found)

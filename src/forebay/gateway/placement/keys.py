@@ -8,20 +8,20 @@ from forebay.gateway.config import KeySetting
 from forebay.gateway.placement.request import NotPlaced
 
 _MINUTE_S: Final = 60.0
-_RETRY_S: Final = 1  # where a request of the key's own has to end first
+_RETRY_S: Final = 1  # if one of the key's own requests has to end first
 
 
 class KeyState:
-    """One key: what it has in the gateway, and what is left of its tokens."""
+    """One key: its requests in the gateway, and how many tokens it has left."""
 
     def __init__(self, setting: KeySetting, now: float) -> None:
         self.setting = setting
-        self.requests = 0  # in the gateway
-        self._tokens = float(setting.tokens_a_minute)  # left; below 0: owed
+        self.requests = 0  # in the gateway now
+        self._tokens = float(setting.tokens_a_minute)  # left; negative if it used too many
         self._filled = now
 
     def refusal(self, now: float) -> NotPlaced | None:
-        """Why it may not have one more request now; None: it may."""
+        """Why one more request of this key is refused now; None if it is not."""
         setting = self.setting
         if setting.requests_max and self.requests >= setting.requests_max:
             why = f"this key has {self.requests} requests under way, which is its limit"
@@ -37,12 +37,12 @@ class KeyState:
         return None
 
     def took(self, tokens: float) -> None:
-        """A request of this key took so many tokens."""
+        """Charge this key for tokens that a request took."""
         self._tokens -= tokens if self.setting.tokens_a_minute else 0.0
 
 
 class KeyRing:
-    """All keys."""
+    """All keys, found by token."""
 
     def __init__(self, keys: tuple[KeySetting, ...], now: float) -> None:
         self.states = {key.name: KeyState(key, now) for key in keys}
@@ -50,11 +50,11 @@ class KeyRing:
         self._everybody = self._by_hash.get("")
 
     def find(self, token: str) -> KeyState | None:
-        """Whose token this is; None: nobody's."""
+        """The key of this token; None if there is none."""
         if self._everybody is not None:
             return self._everybody
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
         found = None
-        for known, state in self._by_hash.items():  # all of them, so that time tells nothing
+        for known, state in self._by_hash.items():  # all of them, so that timing reveals nothing
             found = state if hmac.compare_digest(known, digest) else found
         return found

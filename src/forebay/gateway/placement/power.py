@@ -5,13 +5,13 @@ from typing import Final
 
 
 class Power(StrEnum):
-    """Requests are sent to an engine only while it is awake."""
+    """An engine's power state; requests are sent to it only while it is awake."""
 
     AWAKE = "awake"
-    DRAINING = "draining"  # it is given nothing more, and answers what it has
+    DRAINING = "draining"  # it gets no new requests, and finishes those that it has
     FALLING_ASLEEP = "falling asleep"
-    ASLEEP = "asleep"  # answers that were under way are kept, and go on when it wakes
-    WAKING = "waking"  # or starting
+    ASLEEP = "asleep"  # unfinished answers are kept, and continue when it wakes
+    WAKING = "waking"  # or its process is starting
     OFF = "off"  # its process does not run
     UNKNOWN = "unknown"  # not asked yet
     BROKEN = "broken"  # it neither wakes nor sleeps; tried again later

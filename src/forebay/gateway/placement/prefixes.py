@@ -1,29 +1,29 @@
 """Which prefixes a medium probably holds: an approximate map that drops the least recently used.
 
 A prompt is a chain of parts (messages, or blocks of text), each named by a hash over all parts up
-to it. What an engine was sent, its KV cache likely has, up to its size. Nothing here knows tokens:
-sizes are bytes of the prompt, and whoever asks knows how many make a token. Not thread-safe.
+to it. An engine's KV cache likely holds what the engine was sent last, up to its size. Sizes are
+bytes of prompts, not tokens: the caller converts them. Not thread-safe.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-PARTS_MAX: Final = 200_000  # remembered of one medium, whatever its size
+PARTS_MAX: Final = 200_000  # remembered per medium, whatever its size
 
 
 class PromptPart(NamedTuple):
-    """The prompt up to and with one part."""
+    """A prompt up to the end of one part."""
 
-    name: int  # the hash of all of it
-    end: int  # bytes of all of it
+    name: int  # hash of the prompt up to there
+    end: int  # bytes of the prompt up to there
 
 
 Chain = Sequence[PromptPart]
 
 
 class LikelyPrefix(NamedTuple):
-    """What a medium likely holds of a prompt."""
+    """How much of a prompt a medium likely holds."""
 
     size_bytes: int  # from the prompt's start
     visits: int  # how often the last held part was asked for
@@ -33,7 +33,7 @@ NOTHING: Final = LikelyPrefix(0, 0)
 
 
 class PrefixMap:
-    """What one medium likely holds."""
+    """The parts of prompts that one medium likely holds."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[int, tuple[int, int]] = OrderedDict()  # → bytes, visits
@@ -42,7 +42,7 @@ class PrefixMap:
     def likely(self, chain: Chain) -> LikelyPrefix:
         """How much of the prompt is likely held, from its start."""
         parts = self._parts
-        low, high = 0, len(chain)  # a part is held only with those before it
+        low, high = 0, len(chain)  # a part is held only together with those before it
         while low < high:
             middle = (low + high) // 2
             if chain[middle].name in parts:
@@ -55,9 +55,9 @@ class PrefixMap:
         return LikelyPrefix(last.end, parts[last.name][1])
 
     def add(self, chain: Chain, capacity_bytes: float) -> None:
-        """The medium was given this prompt, and holds at most so much."""
+        """The medium was given this prompt; it holds `capacity_bytes` at most."""
         parts = self._parts
-        for at in range(len(chain) - 1, -1, -1):  # the first part is the last to be forgotten
+        for at in range(len(chain) - 1, -1, -1):  # so that the first part is forgotten last
             name, end = chain[at]
             size_bytes = end - (chain[at - 1].end if at else 0)
             before, visits = parts.get(name, (0, 0))
@@ -68,6 +68,6 @@ class PrefixMap:
             self._held_bytes -= parts.popitem(last=False)[1][0]
 
     def clear(self) -> None:
-        """The medium lost everything."""
+        """The medium has lost everything."""
         self._parts.clear()
         self._held_bytes = 0

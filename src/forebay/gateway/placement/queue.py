@@ -1,10 +1,10 @@
 """Requests that wait for engines: keys in turn, the cheapest of a key first.
 
 Models that share an engine or a GPU wait in one queue, so that keys take turns whatever model they
-ask for. Keys are served by deficit round robin: who is in turn may have `QUANTUM_TOKENS` times its
-weight, and what it had beyond that is taken off its next turns. Inside a key the cheapest request
-goes first, and each second of waiting is worth `AGEING_TOKENS_S` tokens, so that none waits for
-ever. What no engine can start now is passed over. Not thread-safe.
+ask for. Keys are served by deficit round robin: in its turn a key may use `QUANTUM_TOKENS` times
+its weight, and what it uses beyond that is deducted from its next turns. Of a key's requests the
+cheapest goes first, and each second of waiting counts as `AGEING_TOKENS_S` tokens, so that none
+waits forever. Requests that no engine can start now are passed over. Not thread-safe.
 """
 
 import heapq
@@ -14,16 +14,16 @@ from typing import Final
 
 from forebay.gateway.placement.request import Needs, RoutedRequest
 
-QUANTUM_TOKENS: Final = 16  # small: whose turn it is matters more than long runs
+QUANTUM_TOKENS: Final = 16  # small: short turns matter more than long runs of one key
 AGEING_TOKENS_S: Final = 200.0
 _Entry = tuple[float, int, RoutedRequest]
 
 
 class _Lane:
-    """Requests of one key, a heap for each of the needs that they have."""
+    """The requests of one key, in one heap for each kind of needs."""
 
     def __init__(self) -> None:
-        self.left = 0.0  # tokens of a turn
+        self.left = 0.0  # tokens left of its turn
         self.heaps: dict[Needs, list[_Entry]] = {}
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class RequestQueue:
 
     def __init__(self, weight_of: Callable[[str], int]) -> None:
         self._weight_of = weight_of
-        self._lanes: dict[str, _Lane] = {}  # who is in turn comes first
+        self._lanes: dict[str, _Lane] = {}  # the key in turn comes first
         self._counts: Counter[Needs] = Counter()
         self._pushed = 0
 
@@ -50,7 +50,7 @@ class RequestQueue:
 
     @property
     def models(self) -> set[str]:
-        """Which models are waited for."""
+        """The models that requests wait for."""
         return {needs.model for needs in self._counts}
 
     def of(self, model: str) -> list[RoutedRequest]:
@@ -68,7 +68,7 @@ class RequestQueue:
         return len(self._lanes.get(key, ()))
 
     def push(self, request: RoutedRequest) -> None:
-        """One more request waits; its cost, needs and time of arrival are set."""
+        """Add a request; its cost, needs and time of arrival must be set."""
         lane = self._lanes.setdefault(request.key, _Lane())
         self._pushed += 1
         self._counts[request.needs] += 1
@@ -76,7 +76,7 @@ class RequestQueue:
         heapq.heappush(lane.heaps.setdefault(request.needs, []), entry)
 
     def pop(self, may_start: Callable[[Needs], bool]) -> RoutedRequest | None:
-        """The request that goes next, of those that may start; None: none may."""
+        """Take out the next request of those that may start; None if none may."""
         ready = {needs for needs in self._counts if may_start(needs)}
         keys = {key for key, lane in self._lanes.items() if not lane.heaps.keys().isdisjoint(ready)}
         if not keys:
@@ -84,14 +84,14 @@ class RequestQueue:
         lane = self._lanes[self._in_turn(keys)]
         needs = min(ready & lane.heaps.keys(), key=lambda each: lane.heaps[each][0])
         request = heapq.heappop(lane.heaps[needs])[2]
-        if len(keys) > 1:  # else nobody else could have gone
+        if len(keys) > 1:  # else no other key could have gone
             lane.left -= request.cost
             request.charged = lane
         self._forget(request)
         return request
 
     def remove(self, request: RoutedRequest) -> bool:
-        """It does not wait any more; whether it did."""
+        """Take out a request that need not wait any more; False if it did not wait here."""
         lane = self._lanes.get(request.key)
         heap = lane.heaps.get(request.needs, []) if lane else []
         kept = [entry for entry in heap if entry[2] is not request]
@@ -103,21 +103,21 @@ class RequestQueue:
         return True
 
     def correct(self, request: RoutedRequest, tokens: float) -> None:
-        """A request took so many tokens more than its key was charged for it, or fewer.
+        """Charge a key for the tokens that a request took beyond its expected cost, or give back.
 
-        A key that had no other request waiting meanwhile has begun anew, and owes nothing.
+        A key that meanwhile had no request waiting has started anew, and is not charged.
         """
         lane = self._lanes.get(request.key)
         if lane is not None and lane is request.charged:
             lane.left -= tokens
 
     def take(self, other: "RequestQueue") -> None:
-        """What waits in another queue waits here; that one is used no more."""
+        """Take over all requests of another queue, which is not used any more."""
         for request in sorted(other, key=lambda each: each.arrived):
             self.push(request)
 
     def _forget(self, request: RoutedRequest) -> None:
-        """It was taken out of its heap."""
+        """Update the counts after a request was taken out of its heap."""
         lane, needs = self._lanes[request.key], request.needs
         if not lane.heaps[needs]:
             del lane.heaps[needs]
@@ -133,7 +133,7 @@ class RequestQueue:
         turns = {key: QUANTUM_TOKENS * self._weight_of(key) for key in keys}
         if (found := self._go_round(turns)) is not None:
             return found
-        # Pass over the rounds in which nobody can be served: costs may be large.
+        # Skip the rounds in which no key can be served: costs may be large.
         left = {key: self._lanes[key].left for key in turns}
         rounds = max(0, int(min(-left[key] // turn for key, turn in turns.items())))
         for key, turn in turns.items():
@@ -143,7 +143,7 @@ class RequestQueue:
         return found
 
     def _go_round(self, turns: Mapping[str, int]) -> str | None:
-        """Who has tokens left; whoever has none gets its turn's, and goes to the end."""
+        """The first key with tokens left; one without gets a turn's tokens and goes to the end."""
         for key in [each for each in self._lanes if each in turns]:
             lane = self._lanes[key]
             if lane.left > 0:

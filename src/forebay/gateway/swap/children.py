@@ -1,9 +1,9 @@
 """Engine processes that the gateway starts, and finds again after it was killed.
 
-Each runs in a session of its own and is noted in a file of `state_dir` before anything depends on
-it: number and time of its start, which together name one process, a hash of its command, the level
-at which it sleeps, and a hash of its weights. Gateways that end, however they do, leave it running.
-A file that cannot be read is no note. Not thread-safe; calls do not block.
+Each process runs in a session of its own and is noted in a file of `state_dir` before anything
+depends on it: its number and start time, which together identify it, a hash of its command, the
+level at which it sleeps, and a hash of its weights. When the gateway ends, in whatever way, the
+process goes on. A file that cannot be read counts as missing. Not thread-safe; calls do not block.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from forebay.gateway.config import EngineSetting, GatewayConfig
 from forebay.gateway.swap.plan import Rest
 from forebay.sys.processes import SessionProcess
 
-_STOP_S: Final = 30.0  # to end by itself
+_STOP_S: Final = 30.0  # that a process has to end by itself
 _LOOK_S: Final = 0.1
 _log: Final = logging.getLogger(__name__)
 
 
 class EngineNote(msgspec.Struct, frozen=True):
-    """What the file of an engine says."""
+    """The content of an engine's file."""
 
     pid: int
     started: int
@@ -49,7 +49,7 @@ class StateDirectory:
         except OSError as error:
             raise StartupError(f"state_dir {path} cannot be used: {error.strerror}.") from None
         self._descriptor = descriptor
-        # Whoever can write there can have any process stopped.
+        # Whoever can write to it could have any process stopped.
         why = ""
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             why = f"state_dir {path} must be yours, and writable for you alone."
@@ -60,12 +60,12 @@ class StateDirectory:
             raise StartupError(why)
 
     def close(self) -> None:
-        """Let another gateway have it."""
+        """Release the lock, so that another gateway can use the directory."""
         os.close(self._descriptor)
 
 
 class OwnedEngine:
-    """One engine's process, while there is one."""
+    """The process of one engine, and its note."""
 
     def __init__(self, setting: EngineSetting, directory: StateDirectory) -> None:
         self._setting = setting
@@ -77,7 +77,7 @@ class OwnedEngine:
         self._process: SessionProcess | None = None
 
     def find(self) -> bool:
-        """Find the process that a gateway before us started; whether its command is as now."""
+        """Find the process that an earlier gateway started; True if its command is the same."""
         try:
             note = msgspec.json.decode(self._file.read_bytes(), type=EngineNote)
         except (OSError, msgspec.DecodeError):
@@ -89,10 +89,10 @@ class OwnedEngine:
         return note.command_sha256 == self._digest
 
     def start(self) -> str:
-        """Start it; why not, or nothing."""
+        """Start and note the process; returns why that failed, or an empty text."""
         assert self._process is None
-        # No other user of this gateway reaches the endpoints that this mode opens, and weights
-        # stay the same, so what the pool has of its KV stays true.
+        # Users of this gateway cannot reach the endpoints that this mode opens. Its weights stay
+        # the same, so its KV in the pool stays valid.
         more = {"VLLM_SERVER_DEV_MODE": "1", "FOREBAY_KEEP_ON_RESET": "true"}
         try:
             process = SessionProcess.start(self._command, self.log, {**os.environ, **more})
@@ -101,14 +101,14 @@ class OwnedEngine:
         try:
             self.write(EngineNote(process.pid, process.started, self._digest))
         except OSError as error:
-            process.kill()  # nobody would find it again
+            process.kill()  # no later gateway would find it
             process.close()
             return f"its process cannot be noted: {error.strerror}"
         self._process = process
         return ""
 
     def write(self, note: EngineNote) -> None:
-        """Note something of its process; OSError."""
+        """Replace the note; OSError."""
         self.note = note
         part = self._file.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(note))
@@ -116,11 +116,11 @@ class OwnedEngine:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process runs."""
         return self._process is not None and not self._process.has_exited()
 
     async def stop(self) -> None:
-        """End all of it; its GPU's memory is free then."""
+        """End the process and its children; then its GPU memory is free."""
         process = self._process
         if process is None:
             return
@@ -137,7 +137,7 @@ class OwnedEngine:
 
 
 async def stop_engines(config: GatewayConfig) -> list[str]:
-    """Stop what a gateway of this file left, and name it; a StartupError if the gateway runs."""
+    """Stop the engines that this file's gateway left; their names. StartupError if it runs."""
     owned = [engine for engine in config.engines if engine.command]
     if not owned:
         return []
@@ -164,7 +164,7 @@ def _try_lock(descriptor: int) -> bool:
 async def _until_gone(process: SessionProcess) -> bool:
     for _ in range(round(_STOP_S / _LOOK_S)):
         if process.has_exited():
-            process.kill()  # what it left behind
+            process.kill()  # the children that it left behind
         if process.is_gone():
             return True
         await asyncio.sleep(_LOOK_S)
@@ -172,7 +172,7 @@ async def _until_gone(process: SessionProcess) -> bool:
 
 
 def command_of(setting: EngineSetting) -> list[str]:
-    """The command of an engine, with the address that the file says: this host's alone."""
+    """An engine's command, with host and port from its url, so that only this host reaches it."""
     parts = urlsplit(setting.url)
     where = ["--host", str(parts.hostname), "--port", str(parts.port)]
     return [*setting.command, *where]

@@ -1,7 +1,7 @@
 """Makes one engine sleep and wake, through its developer endpoints; nothing else uses those.
 
-Never with `mode=abort`, which ends answers as if they were whole. What goes wrong is a value: a
-sentence that says why, empty where it went well.
+Never uses `mode=abort`, which ends answers as if they were complete. Failures are values: a
+sentence that says why, or an empty text after success.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from forebay.gateway.http.client import EngineClient
 from forebay.gateway.http.messages import Unanswered
 from forebay.gateway.swap.plan import Rest
 
-SLEEP_S: Final = 300.0  # the first pins host memory, which takes seconds
+SLEEP_S: Final = 300.0  # an engine's first sleep pins host memory, which takes seconds
 WAKE_S: Final = 300.0
-RELOAD_S: Final = 1800.0  # weights from a disk, or from farther away
+RELOAD_S: Final = 1800.0  # loads weights from a disk, or over a network
 PROBE_S: Final = 120.0
-_HEAR_S: Final = 0.25  # between looks at answers under way, while it is probed
+_HEAR_S: Final = 0.25  # between two looks at answers under way, during a probe
 _LOOK_S: Final = 10.0
 _BYTES_MAX: Final = 64 << 20
 _LEVELS: Final = {Rest.LEVEL_1: 1, Rest.LEVEL_2: 2}
-# One token, by its number: that needs no tokenizer, and every model has this one.
+# One token, given by number: needs no tokenizer, and every model has token 1.
 _PROBES: Final = (
     ("/v1/completions", {"prompt": [1], "max_tokens": 1, "temperature": 0}),
     ("/v1/embeddings", {"input": [1]}),
@@ -32,7 +32,7 @@ _PROBES: Final = (
 
 
 class SleepControl:
-    """One engine's sleep."""
+    """Has one engine sleep and wake."""
 
     def __init__(self, url: str, model: str, client: EngineClient) -> None:
         self._url, self._model, self._client = url, model, client
@@ -46,19 +46,20 @@ class SleepControl:
         return bool(said.get("is_sleeping")) if isinstance(said, dict) else Unanswered("no JSON")
 
     async def sleep(self, rest: Rest, mode: str, timeout_s: float = SLEEP_S) -> str:
-        """Go to sleep; its answers under way are kept, or awaited."""
+        """Have it sleep; depending on `mode`, answers under way are kept, or it waits for them."""
         found = await self._post(f"/sleep?level={_LEVELS[rest]}&mode={mode}", timeout_s)
         return found.why if isinstance(found, Unanswered) else ""
 
     async def resume(self) -> None:
-        """Schedule again, after a sleep that failed; nothing if it sleeps all the same."""
+        """Have it schedule again after a sleep that failed. No effect if it sleeps nevertheless."""
         await self._post("/wake_up?tags=scheduling", WAKE_S)
 
     async def wake(self, rest: Rest, weights_sha256: str = "") -> str:
-        """Wake up, from the level at which it sleeps; from level 2 with these weights alone.
+        """Wake it from the level at which it sleeps; from level 2 only if its weights are these.
 
-        They are compared before it has a KV cache: from then on it computes, and what it stores is
-        taken for theirs. An engine whose gateway ends in between says that it sleeps.
+        They are compared before it has a KV cache again: from then on it computes, and what it
+        stores counts as these weights' KV. If the gateway ends in between, it still reports that it
+        sleeps.
         """
         steps: list[tuple[str, object, float]] = [("/wake_up", None, WAKE_S)]
         if rest is Rest.LEVEL_2:
@@ -81,10 +82,10 @@ class SleepControl:
         return "it sleeps on" if is_sleeping else ""
 
     async def probe(self, heard: Callable[[], int] = lambda: 0) -> str:
-        """Have it compute one token: an engine that sleeps says that it is healthy.
+        """Have it compute one token, since even an engine that sleeps reports that it is healthy.
 
-        Answers that it has kept may leave no room for it. What comes of them says as much: `heard`
-        counts it.
+        Answers that it has kept may leave no room for that. A further piece of them proves as much;
+        `heard` counts these pieces.
         """
         before, asked = heard(), asyncio.ensure_future(self._compute())
         try:
@@ -106,7 +107,7 @@ class SleepControl:
         return why
 
     async def weights_digest(self) -> str:
-        """A hash of the weights that it has; empty: it cannot say."""
+        """A hash of its weights; empty if it cannot tell."""
         body = {"method": "compute_weight_checksums"}
         found = await self._post("/collective_rpc", RELOAD_S, body)
         if isinstance(found, Unanswered):

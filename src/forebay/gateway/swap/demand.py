@@ -1,9 +1,9 @@
 """Which sleeping engine a waiting request is for. Pure: only reads the state of placement.
 
-A request waits for its model. Where another engine of the model is awake or waking, a resting one
-is wanted only after the request has waited for longer than waking takes: until then waiting costs
-less. Of several that rest, the one that is soonest there is wanted. A request that continues an
-answer is for the engine that holds it.
+A request waits for its model. If another engine of the model is awake or waking, one at rest is
+wanted only after the request has waited longer than waking takes: until then waiting costs less. Of
+several at rest, the one that would be awake soonest is wanted. A request that continues an answer
+is for the engine that holds that answer.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _COMING = frozenset({Power.AWAKE, Power.WAKING})
 
 
 def waiting_since(dispatcher: Dispatcher, engine: EngineState) -> float | None:
-    """When the oldest request came that waits for this engine; None: none does."""
+    """When the oldest request that is for this engine came; None if none waits for it."""
     found: list[float] = []
     for model in dispatcher.models.values():
         if engine not in model.engines or not engine.is_used:
@@ -43,7 +43,7 @@ def _is_for(model: ServedModel, engine: EngineState, dispatcher: Dispatcher, old
 
 
 def _cost(engine: EngineState, engines: Mapping[str, EngineState]) -> tuple[bool, float]:
-    """What waking an engine costs: another that has work has to end it first."""
+    """The cost of waking an engine: whether another one on its GPU has work, then its wake time."""
     is_taken = any(
         each.setting.gpu == engine.setting.gpu and each is not engine and each.running
         for each in engines.values()

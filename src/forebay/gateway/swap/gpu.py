@@ -1,8 +1,8 @@
 """Carries out the policy's decisions for one GPU: drain, sleep, wake, one at a time.
 
 Promised: an engine is given requests only while it is awake and has computed a token since it woke;
-answers under way are kept across its sleep, and it is woken again for them; what fails is tried
-again later and never keeps other engines of the GPU from serving. Assumed: nobody else has these
+answers under way are kept while it sleeps, and it is woken again for them; what fails is tried
+again later, and meanwhile the other engines of the GPU can serve. Assumed: nobody else makes these
 engines sleep, wake, start or stop.
 """
 
@@ -24,10 +24,10 @@ from forebay.gateway.swap.lifecycle import EngineLifecycle
 from forebay.gateway.swap.plan import Rest
 from forebay.gateway.swap.policy import EngineView, Swap
 
-LOOK_S: Final = 1.0  # between two looks, if nothing happens
+LOOK_S: Final = 1.0  # between two checks, if nothing happens
 RETRY_S: Final = 1.0  # after a first failure; twice as long after each further one
 RETRY_S_MAX: Final = 60.0
-_FORGET: Final = 0.9  # of the longest swap, with each that was shorter
+_FORGET: Final = 0.9  # the longest swap's time is multiplied by this at each shorter one
 _log: Final = logging.getLogger(__name__)
 
 
@@ -52,11 +52,11 @@ class GpuTurns:
             self._turn(lifecycle, Power.UNKNOWN, "not asked yet")
 
     def changed(self) -> None:
-        """A request waits or has ended somewhere."""
+        """Note that a request waits, or has ended, somewhere in the gateway."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Check, decide and swap until cancelled."""
         while True:
             self._changed.clear()
             await self._check()
@@ -68,12 +68,12 @@ class GpuTurns:
                 await self._rest(min(decision.again - now, LOOK_S))
 
     async def _check(self) -> None:
-        """Learn what is not known, and notice engines that have ended."""
+        """Find out unknown states, and notice engines that have ended or do not serve any more."""
         for lifecycle in self._engines.values():
             engine, owned = lifecycle.engine, lifecycle.owned
             is_lost = engine.power is Power.AWAKE and engine.condition is Condition.DOWN
             if engine.power in RESTING:
-                engine.found()  # answers that broke off when it was stopped are no reason
+                engine.found()  # answers that broke off when it was stopped are not its fault
             if engine.power is Power.UNKNOWN or (
                 engine.power is Power.BROKEN and self._dispatcher.now() >= lifecycle.retry_at
             ):
@@ -84,7 +84,7 @@ class GpuTurns:
                     self._ended(lifecycle)
             elif (
                 is_lost
-                and not await lifecycle.is_awake()  # else it has the GPU, and may sleep
+                and not await lifecycle.is_awake()  # else it has the GPU, and can be put to sleep
                 and engine.condition is Condition.DOWN
             ):
                 self._broken(lifecycle, engine.why)
@@ -115,7 +115,7 @@ class GpuTurns:
             _log.warning("engine %s is not used: %s", lifecycle.name, why)
         lifecycle.engine.take_down(why)
         self._turn(lifecycle, Power.BROKEN, why)
-        self._dispatcher.pump(lifecycle.engine)  # who waits for nothing else is told
+        self._dispatcher.pump(lifecycle.engine)  # refuses requests that no other engine can answer
 
     def _views(self) -> list[EngineView]:
         return [
@@ -132,7 +132,7 @@ class GpuTurns:
         ]
 
     def _waiting_since(self, lifecycle: EngineLifecycle) -> float | None:
-        """Since when somebody waits for an engine: for it to begin, or to go on."""
+        """Since when a request waits for an engine, to begin or to go on; None if none does."""
         engine = lifecycle.engine
         since = waiting_since(self._dispatcher, engine)
         paused = self._paused.get(lifecycle.name, math.inf)
@@ -181,9 +181,9 @@ class GpuTurns:
         return True
 
     async def _drain(self, lifecycle: EngineLifecycle, swap: Swap) -> bool:
-        """Let answers under way end, so long as they may take; False: it need not sleep any more.
+        """Wait `drain_s` at most for answers under way; False if the swap is not needed any more.
 
-        An engine that can only be stopped has as long as its answers take.
+        If the engine can only be stopped, wait until all its answers have ended.
         """
         until = self._dispatcher.now() + self._setting.drain_s
         wakes = self._engines.get(swap.wakes)

@@ -2,7 +2,7 @@
 
 Every way to rest is tried before its process is ended, and answers under way are never aborted:
 sleep with `keep`, again, with `wait`, then stop. After each wake it computes a token before it is
-given requests. What goes wrong is a sentence; nothing is raised.
+given requests. Failures are reported as a sentence; nothing is raised.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from forebay.gateway.swap.control import SLEEP_S, SleepControl
 from forebay.gateway.swap.plan import Rest
 
 _LADDER: Final = ("keep", "keep", "wait")
-_LOOK_S: Final = 0.25  # at an engine that starts
+_LOOK_S: Final = 0.25  # between two looks at an engine that starts
 _HEALTH_S: Final = 5.0
-_EXPECTED_S: Final = {Rest.LEVEL_1: 3.0, Rest.LEVEL_2: 6.0, Rest.STOP: 60.0}  # until seen
+_EXPECTED_S: Final = {Rest.LEVEL_1: 3.0, Rest.LEVEL_2: 6.0, Rest.STOP: 60.0}  # until measured
 _SMOOTH: Final = 0.3
 _log: Final = logging.getLogger(__name__)
 
@@ -36,15 +36,15 @@ class EngineLifecycle:
         self.engine, self.rest, self.owned = engine, rest, owned
         self.name = engine.setting.name
         self.is_new = rest is not Rest.STOP and owned is not None
-        self.retry_at = 0.0  # where it is broken
-        self.failures = 0  # one after the other
+        self.retry_at = 0.0  # if it is broken
+        self.failures = 0  # in a row
         self._client = client
         self._control = SleepControl(engine.setting.url, engine.setting.model, client)
         engine.wake_s = _EXPECTED_S[rest]
         engine.rest = rest.value
 
     async def learn(self) -> tuple[Power, str]:
-        """What it is now, as a gateway that begins finds it, and what is wrong if it is broken."""
+        """Find out the engine's power state, and what is wrong if it is broken."""
         if self.owned is not None:
             is_same = self.owned.find() if not self.owned.is_running else True
             if self.owned.is_running and not is_same:
@@ -63,24 +63,24 @@ class EngineLifecycle:
             return Power.BROKEN, said if found.is_ill else found.why
         if found:
             return Power.ASLEEP, ""
-        # One that was found broken has computed nothing since; others may be busy for long.
+        # An engine that was broken has computed nothing since; others may be busy for long.
         why = await self._control.probe() if self.engine.power is Power.BROKEN else ""
         if why and self.owned is None:
             await self._give_gpu_back()
         return (Power.BROKEN if why else Power.AWAKE), why
 
     async def is_awake(self) -> bool:
-        """Whether it says so itself, however it answers requests."""
+        """Whether the engine reports that it is awake, whether or not it answers requests."""
         return await self._control.is_sleeping() is False
 
     async def prepare(self) -> None:
-        """Before its last answers: whether it will sleep or be stopped is known afterwards."""
+        """Note how it will sleep, before it drains; if it may not sleep, it will be stopped."""
         if self.rest is not Rest.STOP and not await self._note_sleep():
             self.rest = Rest.STOP
             self.engine.rest = self.rest.value
 
     async def fall_asleep(self) -> tuple[Power, list[str]]:
-        """Rest; what it is then, and each way that failed."""
+        """Put the engine to rest; returns its state then, and each way that failed."""
         failed: list[str] = []
         if self.rest is not Rest.STOP:
             for mode in _LADDER:
@@ -92,13 +92,13 @@ class EngineLifecycle:
         if self.owned is not None:
             await self.owned.stop()
             return Power.OFF, failed
-        # One that slept in the end, after we gave up waiting, would answer nothing.
+        # It may have fallen asleep after we gave up waiting, and would then answer nothing.
         if why := await self._control.wake(self.rest):
             return Power.BROKEN, [*failed, f"wake: {why}"]
         return Power.AWAKE, failed
 
     async def wake(self, *, is_asleep: bool) -> str:
-        """Serve; why it does not, or nothing."""
+        """Wake or start the engine; returns why that failed, or an empty text."""
         if is_asleep and not self._has_ended():
             why = await self._wake_up()
             if why and self.owned is None:
@@ -111,7 +111,7 @@ class EngineLifecycle:
         return await self._start()
 
     def woke(self, seconds: float) -> None:
-        """It took so long."""
+        """Note how long waking took."""
         self.engine.wake_s += _SMOOTH * (seconds - self.engine.wake_s)
 
     def _has_ended(self) -> bool:
@@ -127,7 +127,7 @@ class EngineLifecycle:
         return await self._control.probe(lambda: self.engine.pieces)
 
     async def _give_gpu_back(self) -> None:
-        """One that computes nothing and cannot be stopped sleeps, if it does that much."""
+        """Try to put an engine to sleep that computes nothing and cannot be stopped."""
         if await self.is_awake():
             await self._control.sleep(self.rest, _LADDER[0], SLEEP_S)
 
@@ -146,7 +146,7 @@ class EngineLifecycle:
         return why
 
     async def _come_up(self) -> str:
-        """Wait until its process says that it is healthy."""
+        """Wait until its process is healthy; returns why it is not, or an empty text."""
         assert self.owned is not None
         clock = asyncio.get_running_loop().time
         until = clock() + self.engine.setting.start_s
@@ -161,10 +161,10 @@ class EngineLifecycle:
         return f"it did not come up in {self.engine.setting.start_s} s; see {self.owned.log}"
 
     async def _note_sleep(self) -> bool:
-        """Before it sleeps, so that whoever wakes it knows how it does; whether it may sleep.
+        """Note how it will sleep, so that any gateway can wake it; False if it may not sleep.
 
-        Level 2 is only for weights that can be compared when they have been loaded again: they are
-        trusted to be those of the KV that the pool has.
+        Level 2 needs weights that can be compared after they are loaded again: the KV in the pool
+        is only valid for the same weights.
         """
         if self.owned is None or self.owned.note is None:
             return True

@@ -1,9 +1,9 @@
 """How each engine of a GPU rests while another one is awake, given the host memory.
 
-Pure. Engines that may sleep do so at level 1, their weights in host memory, in the file's order as
-long as these fit beside the pool's slab. Memory that vLLM has taken for weights it keeps while it
-is awake, so all of them count, always. Others sleep at level 2 and load their weights again, or are
-stopped and started.
+Pure. In the file's order, engines sleep at level 1, with their weights in host memory, as long as
+these fit beside the pool's slab. vLLM keeps the memory for weights while it is awake, so those of
+all these engines count at any time. Other engines sleep at level 2 and load their weights again, or
+are stopped and started.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ STOP: Final = "stop"
 
 
 class Rest(StrEnum):
-    """What becomes of an engine while another is awake."""
+    """How an engine rests while another one is awake."""
 
     NONE = "none"  # it does not share its GPU
     LEVEL_1 = "level 1"  # weights in host memory
@@ -28,7 +28,7 @@ class Rest(StrEnum):
 
 
 class SharedGpu(Protocol):
-    """What is asked of a GPU's setting."""
+    """The part of a GPU's setting that is used here."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +43,7 @@ class SharedGpu(Protocol):
 
 
 class SharingEngine(Protocol):
-    """What is asked of an engine's setting."""
+    """The part of an engine's setting that is used here."""
 
     @property
     def name(self) -> str: ...
@@ -60,15 +60,15 @@ class SharingEngine(Protocol):
 
 
 class HostMemory(NamedTuple):
-    """What the engines of a GPU take of the host's memory, in bytes."""
+    """How much host memory the pool and a GPU's sleeping engines take, in bytes."""
 
     slab: int
     weights: int  # of those that sleep at level 1
-    limit: int  # 0: none
+    limit: int  # 0: no limit
 
 
 def rests(gpu: SharedGpu, engines: Sequence[SharingEngine]) -> dict[str, Rest]:
-    """How each engine of a GPU rests."""
+    """How each engine of a GPU rests, by name."""
     found = {}
     left = gpu.host_memory - gpu.slab
     for engine in engines:
@@ -85,7 +85,7 @@ def rests(gpu: SharedGpu, engines: Sequence[SharingEngine]) -> dict[str, Rest]:
 
 
 def host_memory(gpu: SharedGpu, engines: Sequence[SharingEngine]) -> HostMemory:
-    """What that takes."""
+    """How much host memory a GPU's engines take at rest."""
     how = rests(gpu, engines)
     weights = sum(each.weights for each in engines if how.get(each.name) is Rest.LEVEL_1)
     return HostMemory(gpu.slab, weights, gpu.host_memory)
@@ -94,7 +94,7 @@ def host_memory(gpu: SharedGpu, engines: Sequence[SharingEngine]) -> HostMemory:
 def check_swaps(
     gpus: Sequence[SharedGpu], engines: Sequence[SharingEngine], queue_s: float, state_dir: str
 ) -> None:
-    """A SettingsError if engines cannot share GPUs as the file says."""
+    """Check that engines can share GPUs as the file says; SettingsError if not."""
     known = {gpu.name for gpu in gpus}
     for engine in engines:
         if engine.swap not in {"", SLEEP, STOP}:

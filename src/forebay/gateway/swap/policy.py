@@ -1,15 +1,15 @@
 """Which engine of a GPU should be awake, and when that changes. Pure logic: time is an argument.
 
 The engine that is awake keeps the GPU while it has work, so that requests for it are answered
-together. It gives way to the engine whose request has waited longest
+together. It gives way to the engine whose request has waited longest:
 
-* when it has had nothing to do for `idle_s`, or
-* after `awake_s` at least, when that must be, so that no request waits for longer than `patience_s`
-  and one swap: of n engines that are waited for, the last gets its turn after n - 1 others, each of
-  which takes a swap and `awake_s`; so the first begins that much sooner than its patience ends.
+* when it has had no work for `idle_s`, or
+* after `awake_s` or later, as soon as that is necessary so that no request waits longer than
+  `patience_s` and one swap: if n engines are waited for, the last gets its turn after n - 1 others,
+  each of which takes a swap and `awake_s`; so the first turn begins by that much earlier.
 
-The promise holds where `patience_s` is at least (n - 1) * (swap + `awake_s`) and engines have room
-for what waits for them. Engines that never ran are started while nobody asks for anything.
+This holds if `patience_s` is at least (n - 1) * (swap + `awake_s`) and engines have room for the
+requests that wait for them. Engines that never ran are started while no request waits.
 """
 
 import math
@@ -21,36 +21,36 @@ from forebay.gateway.placement.power import CHANGING, RESTING, Power
 
 
 class SwapRule(Protocol):
-    """What the file says of a GPU."""
+    """The part of a GPU's setting that is used here."""
 
     @property
     def idle_s(self) -> float:
-        """For which an engine that has nothing to do stays awake, where another is waited for."""
+        """How long an engine without work stays awake while requests wait for another one."""
 
     @property
     def patience_s(self) -> float:
-        """For which a request waits while another engine has work."""
+        """How long a request waits while another engine has work."""
 
     @property
     def awake_s(self) -> float:
-        """For which an engine that has work is awake at least."""
+        """How long an engine that has work stays awake at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine of the GPU, now."""
+    """The state of one engine of the GPU, now."""
 
     name: str
     power: Power
-    since: float  # when that began
+    since: float  # when this power state began
     running: int = 0  # requests at the engine
     idle_since: float = 0.0  # when it last had one
-    waiting_since: float | None = None  # the oldest of those that wait for it; None: there is none
-    is_new: bool = False  # it is off, has never run, and should, to be woken sooner later on
+    waiting_since: float | None = None  # when the oldest waiting request came; None: none waits
+    is_new: bool = False  # it has never run, and is to be started ahead so that it wakes faster
 
 
 class Swap(NamedTuple):
-    """What to do: first one engine goes to sleep, then another is woken."""
+    """One engine goes to sleep, then another one is woken."""
 
     sleeps: str  # empty: none
     wakes: str  # empty: none
@@ -58,7 +58,7 @@ class Swap(NamedTuple):
 
 
 class SwapDecision(NamedTuple):
-    """What to do now, and when to ask again if nothing changes before."""
+    """What to do now, and when to decide again if nothing changes before."""
 
     swap: Swap | None
     again: float = math.inf
@@ -68,7 +68,7 @@ _NOTHING: Final = SwapDecision(None)
 
 
 def decide(views: Sequence[EngineView], rule: SwapRule, swap_s: float, now: float) -> SwapDecision:
-    """What to do with a GPU on which a swap takes `swap_s`."""
+    """Decide for a GPU on which a swap takes `swap_s`."""
     if any(view.power in CHANGING for view in views):
         return _NOTHING
     awake = [view for view in views if view.power is Power.AWAKE]
@@ -99,13 +99,13 @@ def _least_wanted(awake: Sequence[EngineView]) -> EngineView:
 
 
 def _quiet_from(view: EngineView, rule: SwapRule) -> float:
-    """When an engine will have had nothing to do for long enough, if nothing comes."""
+    """When an engine will have been without work for `idle_s`, if no request comes."""
     is_busy = view.running > 0 or view.waiting_since is not None
     return math.inf if is_busy else view.idle_since + rule.idle_s
 
 
 def _latest_start(since: Sequence[float], rule: SwapRule, swap_s: float) -> float:
-    """When the first of these has to begin, so that each of them begins within its patience."""
+    """When the first of these engines' turns must begin so that each begins within `patience_s`."""
     turn_s = swap_s + rule.awake_s
     return min(arrived + rule.patience_s - at * turn_s for at, arrived in enumerate(since))
 

@@ -18,7 +18,7 @@ class SharedGpus:
     """All shared GPUs of a gateway; used on the event loop."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Take the directory of notes, if one is needed; a StartupError if that cannot be."""
+        """Lock the state directory, if one is needed; StartupError if that fails."""
         self._config = config
         is_starting = any(engine.command for engine in config.engines)
         self._state = StateDirectory(config.state_dir) if is_starting else None
@@ -31,7 +31,7 @@ class SharedGpus:
         metrics: GatewayMetrics,
         look: Callable[[EngineState], Awaitable[None]],
     ) -> None:
-        """Take charge of the engines; from now on they are given requests only while awake."""
+        """Take charge of the engines: from now on they are given requests only while awake."""
         for gpu in self._config.gpus:
             engines = []
             for name, rest in rests(gpu, self._config.engines).items():
@@ -48,12 +48,12 @@ class SharedGpus:
             gpu.changed()
 
     async def run(self) -> None:
-        """Until it is cancelled; engines stay as they are then."""
+        """Swap engines until cancelled; then they stay as they are."""
         async with asyncio.TaskGroup() as tasks:
             for gpu in self._gpus:
                 tasks.create_task(gpu.run())
 
     def close(self) -> None:
-        """Let another gateway begin; processes go on."""
+        """Unlock the state directory for another gateway; engines' processes go on."""
         if self._state is not None:
             self._state.close()

@@ -1,8 +1,8 @@
 """The dashboard: the page that a pool's HTTP port serves at `/`, and the headers it goes out with.
 
-Promised: only files that are named in `TYPES` are given out, and none names another host. The files
-are data of this package: plain HTML, CSS and JavaScript that a browser takes as they are. What they
-show they ask for at /stats.json and /requests.json of the same port.
+Promised: only files that are named in `TYPES` are served, and none refers to another host. They are
+data of this package: plain HTML, CSS and JavaScript, without a build step. The page gets its data
+from /stats.json and /requests.json of the same port.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ TYPES: Final = {
     "uPlot.min.css": _STYLE,
 }
 PATHS: Final = ("/", *(f"/{name}" for name in TYPES))
-# A browser runs and loads what comes from this server, and sends nothing to any other.
+# The browser may load and run only what this server sends, and send nothing to any other.
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"

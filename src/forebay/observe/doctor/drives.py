@@ -30,8 +30,8 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs"})
 _LAYERED: Final = frozenset({"overlay", "aufs", "fuse-overlayfs", "fuse.fuse-overlayfs"})
 _PROVEN: Final = frozenset({"ext4", "xfs"})
-_TOKENS: Final = 8192  # of the prefix that the break-even is told for
-_LATENCY_US: Final = 100.0  # of a drive's read
+_TOKENS: Final = 8192  # length of the prefix for which the break-even is computed
+_LATENCY_US: Final = 100.0  # of a read from a drive
 _SHOWN_MAX: Final = 8  # leftovers that are named
 
 
@@ -109,7 +109,7 @@ def _drive(facts: Facts) -> Iterator[Observation]:
 
 
 def _space(facts: Facts) -> Iterator[Observation]:
-    """Directories on one file system have to share what is free there."""
+    """Compare caps with free space; directories on one file system share it."""
     by_device: dict[str, list[int]] = {}
     for number, each in enumerate(facts.directories):
         if not each.setting.cap_bytes:
@@ -199,7 +199,7 @@ def _speed(facts: Facts) -> Iterator[Observation]:
 
 
 def _against_computing(facts: Facts) -> Observation:
-    """Whether engines would read from these drives at all."""
+    """Whether reading from these drives is faster than computing."""
     shape = facts.inputs.model.shape if facts.inputs.model else None
     speeds = _by_drive(facts)
     if shape is None:
@@ -226,7 +226,7 @@ def _against_computing(facts: Facts) -> Observation:
 
 
 def _by_drive(facts: Facts) -> dict[str, float]:
-    """Bytes a second read from each drive that was measured; several directories may share one."""
+    """Measured bytes read per second, by drive; several directories may share a drive."""
     found: dict[str, float] = {}
     for each in facts.directories:
         speed = facts.speeds[each.setting.path]
@@ -237,7 +237,7 @@ def _by_drive(facts: Facts) -> dict[str, float]:
 
 
 def _rate(bytes_s: float) -> str:
-    """GB/s, or MB/s where two decimals of a GB/s would be hardly anything."""
+    """A rate in GB/s, or in MB/s if it is below 0.1 GB/s."""
     return f"{bytes_s / GB:.2f} GB/s" if bytes_s >= GB / 10 else f"{bytes_s / GB * 1000:.3g} MB/s"
 
 
@@ -246,7 +246,7 @@ def _not_looked_at(each: DirectoryFacts) -> Observation:
 
 
 def _volumes(facts: Facts) -> set[str]:
-    """Paths of the directories that the pool at the socket uses."""
+    """Real paths of the directories that the pool at the socket uses."""
     tiers = facts.pool.listed("tiers")
     return {
         os.path.realpath(str(volume.get("path")))

@@ -1,8 +1,8 @@
 """What the checks look at: the command's arguments, and facts of this machine, read when needed.
 
-Every fact is read through the `sys` layer, with the machine's `proc`, `sys` and `dev` beneath one
-root. What cannot be read is None. Nothing is changed, but for a file without content that shows
-whether a directory can be written, and the files of a measured drive, which are gone afterwards.
+Every fact is read through the `sys` layer, with the machine's `proc`, `sys` and `dev` below one
+root. What cannot be read is None. Nothing is changed, except for an empty file that shows whether a
+directory can be written, and the files of a drive's measurement; both are removed afterwards.
 """
 
 import contextlib
@@ -32,62 +32,62 @@ from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.regions import directory as directories
 
 PREFILL_TPS: Final = 20_000.0  # a GPU of today with a model of 8 billion parameters
-_ATTEMPTS: Final = 3  # to join the pool, a second each
+_ATTEMPTS: Final = 3  # to join the pool, of one second each
 _ANSWER_S: Final = 5.0
-_IO_BYTES: Final = 4 << 20  # as a record has
-_IO_COUNT: Final = 16  # of the file that is read and written
-_MEASURE_S: Final = 0.5  # each way
+_IO_BYTES: Final = 4 << 20  # size of a typical record
+_IO_COUNT: Final = 16  # records in the file that is read and written
+_MEASURE_S: Final = 0.5  # for reads, and again for writes
 _SPARE_BYTES: Final = 256 << 20  # a directory with less free space is not measured
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorModel:
-    """The model in question."""
+    """The model that the doctor is asked about."""
 
     name: str
-    directory: str = ""  # where its files lie; empty: not known
-    shape: Shape | None = None  # None: its architecture is not known here
+    directory: str = ""  # of its files; empty: unknown
+    shape: Shape | None = None  # None: its architecture is unknown
     is_encoder_decoder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorInputs:
-    """What the doctor is told."""
+    """The command's arguments, and what it knows of its environment."""
 
     settings: Settings = field(default_factory=Settings)
     model: DoctorModel | None = None
     prefill_tps: float | None = None  # prompt tokens a second; None: PREFILL_TPS is assumed
-    gpu_cache_bytes: int | None = None  # of the engine's own KV cache
+    gpu_cache_bytes: int | None = None  # size of the engine's own KV cache
     vllm: VllmFlags | None = None
     request: Mapping[str, Any] | None = None  # the body of a request, as clients send it
-    prompts: tuple[RecordedPrompt, ...] | None = None  # of requests, to be compared
-    measures: bool | None = None  # drives; None: those that no pool is using
+    prompts: tuple[RecordedPrompt, ...] | None = None  # to be compared with each other
+    measures: bool | None = None  # whether to measure drives; None: those that no pool uses
     environment: Mapping[str, str] = field(default_factory=dict)
-    vllm_version: str = ""  # installed beside this Forebay; empty: none is
+    vllm_version: str = ""  # that is installed beside this Forebay; empty: none
 
 
 class DriveSpeed(NamedTuple):
-    """What a directory's drive was seen to do."""
+    """The measured speed of a directory's drive."""
 
     read_bytes_s: float
     write_bytes_s: float
 
 
 class DirectoryFacts(NamedTuple):
-    """One directory of the settings."""
+    """The facts of one directory."""
 
     setting: DiskSetting
-    refusal: str  # why a pool could not use it, a sentence; empty: it could
-    is_direct: bool | None = None  # whether it has O_DIRECT
+    refusal: str  # a sentence on why a pool could not use it; empty: it could
+    is_direct: bool | None = None  # whether it supports O_DIRECT
     space: Space | None = None
-    held_bytes: int = 0  # by the regions that are in it
+    held_bytes: int = 0  # that its regions take
     mount: mounts.Mount | None = None
     lock_holder: int | None = None  # the process of a pool that uses it
-    is_open: bool = True  # it could be opened; if not, space and mount are its nearest parent's
+    is_open: bool = True  # False: space and mount are those of its nearest existing parent
 
     @property
     def regions(self) -> int:
-        """How many files a pool has open for it."""
+        """How many region files a pool keeps open for it."""
         wanted = Directory(*self.setting)
         try:
             size = directories.region_bytes(wanted, Options().region_bytes)
@@ -101,21 +101,21 @@ class PoolFacts(NamedTuple):
 
     address: PoolAddress | None
     stats: Mapping[str, Any] | None  # None: no pool has answered
-    why: str = ""  # it has not, a sentence
+    why: str = ""  # no pool has answered, a sentence
 
     def listed(self, name: str) -> list[dict[str, Any]]:
-        """The objects of a list in its statistics."""
+        """The objects in a list of its statistics."""
         found = (self.stats or {}).get(name)
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
     def counted(self, metric: str, **labels: str) -> float:
-        """The sum of a metric's values that have these labels; 0 where it is not there."""
+        """The sum of a metric's values with these labels; 0 if there are none."""
         stats = self.stats or {}
         return total(stats, metric, **labels) if "metrics" in stats else 0.0
 
 
 class Facts:
-    """Facts of one run; each is read once, when the first check asks for it. One thread."""
+    """The facts of one run; each is read once, when a check first asks for it. One thread."""
 
     def __init__(
         self,
@@ -127,19 +127,20 @@ class Facts:
         self.inputs = inputs
         self.settings = inputs.settings
         self.disk = disk or Disk()
-        self.clock = clock or Clock()  # by which a pool is waited for
-        self.root = root  # has `proc`, `sys` and `dev` in it
+        self.clock = clock or Clock()  # for waiting for a pool
+        self.root = root  # contains `proc`, `sys` and `dev`
 
     @cached_property
     def directories(self) -> list[DirectoryFacts]:
-        """Of every directory in the settings, or else of the running pool's."""
+        """The facts of every directory in `disks`."""
         return [self._directory(setting) for setting in self.disks]
 
     @cached_property
     def disks(self) -> list[DiskSetting]:
         """The directories of the settings; without any, those that the running pool uses.
 
-        A pool tells the size of all together: of several, each one's is not known, and 0 here.
+        A pool only tells the total size of its directories: if there are several, each one's size
+        is unknown, and 0 here.
         """
         if self.settings.disk:
             return list(self.settings.disk)
@@ -150,7 +151,7 @@ class Facts:
 
     @cached_property
     def pool(self) -> PoolFacts:
-        """The running pool; waits a few seconds for one that does not answer."""
+        """The running pool; waits a few seconds for an answer."""
         try:
             address = find_address(self.settings.socket)
         except StartupError as error:
@@ -166,7 +167,7 @@ class Facts:
 
     @cached_property
     def pool_process(self) -> int | str:
-        """The running pool's process as this machine's `proc` names it, or else our own."""
+        """The running pool's process, by its number in `proc`; else "self", our own."""
         if self.pool.stats is None or self.pool.address is None:
             return "self"
         try:
@@ -178,25 +179,25 @@ class Facts:
 
     @cached_property
     def is_listened_at(self) -> bool:
-        """Whether somebody listens at the socket, be it without answering."""
+        """Whether a process listens at the socket, even if it does not answer."""
         if self.pool.address is None:
             return False
         try:
             sockets.connect(self.pool.address.path).close()
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # its backlog is full, or it is not ours to ask
+        except OSError:  # its backlog is full, or we may not connect
             return True
         return True
 
     @cached_property
     def speeds(self) -> dict[str, DriveSpeed | str]:
-        """Of every directory, how fast it is, or why that was not measured."""
+        """By directory, how fast its drive is, or why that was not measured."""
         return {each.setting.path: self._speed(each) for each in self.directories}
 
     @property
     def prefill_tps(self) -> float:
-        """Prompt tokens that the engine computes in a second, as given or assumed."""
+        """Prompt tokens that the engine computes per second, as given or assumed."""
         return self.inputs.prefill_tps or PREFILL_TPS
 
     def _directory(self, setting: DiskSetting) -> DirectoryFacts:
@@ -219,7 +220,7 @@ class Facts:
         return DirectoryFacts(setting, refusal, is_direct, space, held_bytes, mount, holder)
 
     def _unopened(self, setting: DiskSetting, refusal: str) -> DirectoryFacts:
-        """One that cannot be opened: once it is made, its space is that of the nearest parent."""
+        """The facts of a directory that cannot be opened; its nearest parent stands in for it."""
         parent = Path(os.path.abspath(setting.path)).parent  # noqa: PTH100 - no link is followed
         parent = next((each for each in (parent, *parent.parents) if each.is_dir()), Path("/"))
         space = None
@@ -240,7 +241,7 @@ class Facts:
             return 0
 
     def _probe(self, path: str, directory: int) -> tuple[bool | None, str]:
-        """Whether a file in it can be written past the page cache; and why none can be."""
+        """Whether it supports O_DIRECT (None: unknown), and why no file in it can be written."""
         try:
             directories.refuse_unsafe(self.disk, path, directory)
         except DirectoryError as error:
@@ -259,7 +260,7 @@ class Facts:
         return None, ""
 
     def _try_file(self, directory: int, *, direct: bool) -> None:
-        """Make a file, and remove it; also where O_DIRECT is refused after it was made."""
+        """Create a file and remove it, even if O_DIRECT is refused after it was created."""
         name = f".forebay-doctor-{secrets.token_hex(6)}"
         try:
             opened = self.disk.open(directory, name, create=True, direct=direct, write=True)

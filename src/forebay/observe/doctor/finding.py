@@ -11,15 +11,15 @@ from forebay.observe.doctor.facts import Facts
 class Severity(StrEnum):
     """How bad a finding is, the least first."""
 
-    SKIPPED = "skipped"  # not looked at; the sentence says why
+    SKIPPED = "skipped"  # not checked; the sentence says why
     OK = "ok"  # as it should be
-    NOTE = "note"  # nothing is wrong, something could be better or is worth knowing
+    NOTE = "note"  # nothing is wrong, but something could be better or is worth knowing
     WARNING = "warning"  # it works, but worse than it could
     PROBLEM = "problem"  # a pool or an engine will not start, or nothing will be shared
 
 
 class Group(StrEnum):
-    """Where a report shows a check."""
+    """The section of a report that shows a check."""
 
     DRIVES = "Drives"
     MEMORY = "Memory"
@@ -33,8 +33,8 @@ class Observation(NamedTuple):
     """One thing that a check has seen."""
 
     severity: Severity
-    sentence: str  # what is
-    advice: str = ""  # what to do, a sentence; empty where there is nothing to do
+    sentence: str  # what is the case
+    advice: str = ""  # a sentence on what to do; empty if there is nothing to do
 
 
 Look = Callable[[Facts], Iterable[Observation]]
@@ -46,7 +46,7 @@ class Check:
 
     name: str
     group: Group
-    finds: str  # what it would find, in a few words
+    finds: str  # what it looks for, in a few words
     worst: Severity
     look: Look
 
@@ -62,25 +62,25 @@ class DoctorFinding(NamedTuple):
 
 
 def ok(sentence: str) -> Observation:
-    """All is well."""
+    """Something is as it should be."""
     return Observation(Severity.OK, sentence)
 
 
 def skipped(sentence: str) -> Observation:
-    """Not looked at, and why."""
+    """Something was not checked, and why."""
     return Observation(Severity.SKIPPED, sentence)
 
 
 def note(sentence: str, advice: str = "") -> Observation:
-    """Worth knowing."""
+    """Something is worth knowing."""
     return Observation(Severity.NOTE, sentence, advice)
 
 
 def warning(sentence: str, advice: str) -> Observation:
-    """It works, but worse than it could."""
+    """Something works, but worse than it could."""
     return Observation(Severity.WARNING, sentence, advice)
 
 
 def problem(sentence: str, advice: str) -> Observation:
-    """It will not work."""
+    """Something will not work."""
     return Observation(Severity.PROBLEM, sentence, advice)

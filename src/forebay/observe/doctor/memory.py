@@ -29,11 +29,11 @@ from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 _BESIDE_BYTES: Final = 2 << 30  # a pool's own memory, ample for several terabytes on drives
 _LARGE: Final = ("always", "within_size", "force", "advise")  # a pool asks for them
 _HAS_MEMORY: Final = "Not looked at, since the running pool has got its memory already."
-_AWAY: Final = 10  # one part in so many may lie away from the GPU
+_AWAY: Final = 10  # a note if more than this fraction of DRAM lies away from the GPU
 _NEARER: Final = (
     "Lower --dram to what is left there, or name the nodes with --numa: docs/hardware.md."
 )
-_SHM_BYTES: Final = 1 << 30  # vLLM's ranks exchange messages there
+_SHM_BYTES: Final = 1 << 30  # of /dev/shm, through which vLLM's ranks exchange messages
 
 
 def _dram(facts: Facts) -> Iterator[Observation]:
@@ -67,7 +67,7 @@ def _dram(facts: Facts) -> Iterator[Observation]:
 
 
 def _model(facts: Facts) -> Iterator[Observation]:
-    """A chunk has to fit into an eighth of DRAM."""
+    """Whether DRAM has room for eight of the model's chunks."""
     shape = facts.inputs.model.shape if facts.inputs.model else None
     if shape is None:
         yield skipped("The size of a chunk was not looked at: give --model.")
@@ -104,7 +104,7 @@ def _gpu_cache(facts: Facts) -> Iterator[Observation]:
 
 
 def _gpu_cache_bytes(facts: Facts) -> int | None:
-    """Of all ranks, as told, as vLLM's flags say it, or as the pool's engines have told it."""
+    """The KV cache of all ranks: as given, from vLLM's flags, or as engines told the pool."""
     if facts.inputs.gpu_cache_bytes is not None:
         return facts.inputs.gpu_cache_bytes
     flags, model = facts.inputs.vllm, facts.inputs.model
@@ -119,7 +119,7 @@ def _gpu_cache_bytes(facts: Facts) -> int | None:
 
 
 def _dram_bytes(facts: Facts) -> int:
-    """Of the running pool, or else as the settings say."""
+    """The size of the running pool's DRAM, else of that in the settings."""
     for tier in facts.pool.listed("tiers"):
         if tier.get("name") == "dram" and isinstance(tier.get("cap_bytes"), int):
             return int(tier["cap_bytes"])
@@ -172,7 +172,7 @@ def _transparent(facts: Facts) -> Iterator[Observation]:
 
 
 def _nodes(facts: Facts) -> Iterator[Observation]:
-    """Where DRAM lies, or would, and where the GPUs are."""
+    """On which NUMA nodes DRAM lies, or would lie, and where the GPUs are."""
     every = nodes.memory_nodes(facts.root)
     wanted = NodePlacement(*parse_numa(facts.settings.numa), facts.root)
     gpus = wanted.gpus or tuple(gpu_addresses(facts.root))
@@ -213,14 +213,14 @@ def _where_it_lies(facts: Facts, near: Collection[int], where: str) -> Observati
 
 
 def _nodes_of_gpus(addresses: Sequence[str], root: Path) -> str:
-    """A sentence more, of the GPUs whose node is known."""
+    """A further sentence on the GPUs whose node is known."""
     known = {address: node_of(address, root) for address in addresses}
     listed = [f"{address} at node {node}" for address, node in known.items() if node is not None]
     return f" GPUs: {', '.join(listed)}." if listed else ""
 
 
 def _locked(facts: Facts) -> Iterator[Observation]:
-    """A GPU's engine registers all of DRAM; some systems count that as locked memory."""
+    """An engine on a GPU registers all of DRAM; some systems count that as locked memory."""
     limit = limits.process_limit(LimitName.LOCKED, facts.root)
     most = limit.hard if limit else None
     if most is None or limits.may_lock_memory(facts.root) or most >= facts.settings.dram:
@@ -238,7 +238,7 @@ def _locked(facts: Facts) -> Iterator[Observation]:
 
 
 def _shared(facts: Facts) -> Iterator[Observation]:
-    """DRAM is one shared mapping; a limit below its size ends a pool at its start."""
+    """DRAM is one shared mapping: with a limit below its size, a pool fails to start."""
     wanted_bytes, is_fine = facts.settings.dram, True
     for name, flag in ((LimitName.ADDRESSES, "-v"), (LimitName.FILE_BYTES, "-f")):
         limit = limits.process_limit(name, facts.root)
@@ -270,7 +270,7 @@ def _shared(facts: Facts) -> Iterator[Observation]:
 
 
 def _swap(facts: Facts) -> Iterator[Observation]:
-    """DRAM is never encrypted, and the kernel may write it to swap; not huge pages."""
+    """DRAM is not encrypted, and the kernel may write it to swap, unless it has huge pages."""
     swap_bytes = limits.swap_bytes(facts.root)
     if facts.settings.encryption and swap_bytes and not facts.settings.huge_pages:
         yield warning(

@@ -26,12 +26,12 @@ from forebay.settings import Settings
 from forebay.sys.disk import printable
 from forebay.sys.machine.mounts import listened_paths, lock_holder
 
-_SHOWN_MAX: Final = 8  # engines, and their releases
+_SHOWN_MAX: Final = 8  # engines, or releases
 _POOLS_MAX: Final = 32
-_LOOKUPS_MIN: Final = 100  # before it means anything that none was answered
-_APART: Final = 4  # a size may differ by one part in so many: an arena or a region is not whole
+_LOOKUPS_MIN: Final = 100  # with fewer it means nothing that all have missed
+_APART: Final = 4  # sizes may differ by a quarter: they are rounded to whole arenas or regions
 _SAYS_NOTHING: Final = ("unknown", "", None)
-_HAS_JOINED: Final = ("sharing", "unknown", "")  # an engine need not say what it does
+_HAS_JOINED: Final = ("sharing", "unknown", "")  # an engine need not tell what it shares
 _CHECK_DRIVE: Final = "Check the drive: the pool's log, dmesg, smartctl."
 _CHECK_STORE: Final = "Look into the pool's log, and try the store with forebay remote check."
 _NO_POOL: Final = "No pool runs there."
@@ -149,7 +149,7 @@ def _version(facts: Facts) -> Iterator[Observation]:
 
 
 def _sizes(facts: Facts) -> Iterator[Observation]:
-    """Sizes that were left at their default ask for nothing."""
+    """Whether the running pool has the sizes that are asked for; defaults do not count."""
     wanted = {
         "dram": facts.settings.dram if facts.settings.dram != Settings().dram else 0,
         "disk": sum(each.cap_bytes for each in facts.settings.disk),
@@ -199,7 +199,7 @@ def _engines(facts: Facts) -> Iterator[Observation]:
         return
     engines = [
         each
-        for each in facts.pool.listed("engines")  # scripts join as well, and say nothing of them
+        for each in facts.pool.listed("engines")  # scripts join as well, without these fields
         if each.get("engine") or each.get("model") or each.get("sharing") not in _SAYS_NOTHING
     ]
     if not engines:
@@ -227,7 +227,7 @@ def _engines(facts: Facts) -> Iterator[Observation]:
 
 
 def _hits(facts: Facts) -> Iterator[Observation]:
-    """Of prompts, realms and salts nothing can be seen; that nothing is ever found, can."""
+    """Whether anything is ever found; prompts, realms and salts themselves cannot be seen."""
     lookups = facts.pool.counted("lookups")
     known = sum(
         facts.pool.counted("lookup_chunks", found=tier.get("name", ""))

@@ -1,6 +1,6 @@
 """Checks of what a pool's process and its container may have: descriptors, CPU time, threads.
 
-They are of the running pool's process, where it can be seen, and else of the one that we run in.
+They look at the running pool's process if it can be seen, else at our own.
 """
 
 import os
@@ -26,7 +26,7 @@ _CORES_MIN: Final = 2.0
 
 
 def _descriptors(facts: Facts) -> Iterator[Observation]:
-    """A pool raises its own limit up to the hard one, and has every region open."""
+    """A pool raises its limit up to the hard limit, and keeps every region open."""
     need = _BESIDE_DESCRIPTORS + sum(each.regions for each in facts.directories)
     limit = limits.process_limit(LimitName.DESCRIPTORS, facts.root, facts.pool_process)
     if limit is None or limit.hard is None or limit.hard >= need:
@@ -56,7 +56,7 @@ def _threads(facts: Facts) -> Iterator[Observation]:
     depth = facts.settings.read_depth + facts.settings.write_depth
     need = _BESIDE_THREADS + depth * len(facts.disks)
     allowance = cgroups.process_allowance(facts.root, facts.pool_process)
-    left = need if facts.pool.stats is not None else 0  # its threads are there already
+    left = need if facts.pool.stats is not None else 0  # its threads are counted already
     if allowance is None or allowance.most - allowance.used + left >= need:
         yield ok(f"A pool's {need} threads may be had.")
         return

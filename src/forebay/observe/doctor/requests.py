@@ -18,9 +18,9 @@ from forebay.observe.doctor.finding import (
 )
 
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
-_REQUESTS_MIN: Final = 10  # of one outcome, before it means anything
+_REQUESTS_MIN: Final = 10  # of one outcome; fewer mean nothing
 _SHARE_MIN: Final = 0.05
-# Fields of a request's body for which it is declined, or shares with few.
+# Fields of a request for which it is declined, with the kind that declines it.
 _DECLINES: Final = {"prompt_logprobs": "skips_cache"}
 
 
@@ -48,7 +48,7 @@ def _requests(facts: Facts) -> Iterator[Observation]:
 
 
 def _salts(facts: Facts) -> Iterator[Observation]:
-    """What the pool has seen: the same prompts under other salts, or of other configurations."""
+    """Whether the pool saw the same prompts under other salts, or from other configurations."""
     counted = facts.pool.counted("requests")
     if not counted:
         yield skipped("No engine has told the pool of its requests.")
@@ -91,7 +91,7 @@ def _media(facts: Facts) -> Iterator[Observation]:
 
 
 def _namespaces(facts: Facts) -> Iterator[Observation]:
-    """One model in several namespaces: its engines differ in what shapes the bytes."""
+    """Find models with several namespaces: their engines differ in what shapes KV bytes."""
     by_model: dict[str, int] = {}
     for each in facts.pool.listed("namespaces"):
         if name := str(each.get("model") or ""):

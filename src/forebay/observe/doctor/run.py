@@ -27,7 +27,7 @@ def examine(
     checks: Sequence[Check] = CHECKS,
     show: Callable[[str, float], None] = lambda _what, _done: None,
 ) -> list[DoctorFinding]:
-    """What every check found, in their order; `show` hears which one is under way."""
+    """Run all checks and return their findings, in order; `show` is told which one is running."""
     barrier = Barrier()
     findings = []
     for number, check in enumerate(checks):
@@ -43,7 +43,7 @@ def examine(
 
 
 def is_bad(findings: Iterable[DoctorFinding]) -> bool:
-    """Whether something is worse than worth knowing."""
+    """Whether any finding is a warning or a problem."""
     return any(finding.severity in _BAD for finding in findings)
 
 

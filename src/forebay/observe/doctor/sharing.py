@@ -1,7 +1,7 @@
 """Checks of what an engine would share: by its model, its flags, its weights, its requests.
 
-The kinds of models and configurations are those of the connector's own table. What is only known
-when vLLM has read its whole configuration is not seen here; the engine's log says that.
+The kinds of models and configurations are those of the connector's own table. What is known only
+after vLLM has read its whole configuration is not checked here; the engine's log tells that.
 """
 
 import os
@@ -36,7 +36,7 @@ _NO_FLAGS: Final = "vLLM's flags were not looked at: give them after --."
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
 _SHOWN_MAX: Final = 8  # releases of engines
-_STATES_SINCE: Final = (0, 29)  # this release, recurrent states are shared
+_STATES_SINCE: Final = (0, 29)  # the first release with which recurrent states are shared
 
 
 def _model(facts: Facts) -> Iterator[Observation]:
@@ -59,7 +59,7 @@ def _model(facts: Facts) -> Iterator[Observation]:
 
 
 def _configuration(facts: Facts) -> Iterator[Observation]:
-    """As `engines/vllm/identity.py` judges it, by the flags alone."""
+    """Judge the configuration as `engines/vllm/identity.py` does, but by the flags alone."""
     flags, model = facts.inputs.vllm, facts.inputs.model
     if flags is None:
         yield skipped(_NO_FLAGS)
@@ -142,7 +142,7 @@ def _weights(facts: Facts) -> Iterator[Observation]:
 
 
 def _realm(facts: Facts) -> Iterator[Observation]:
-    """A realm is a secret: only whether two are equal is ever told."""
+    """Compare realms; they are secrets, so only whether two are equal is reported."""
     flags, own = facts.inputs.vllm, facts.settings.realm
     told = str((flags.settings or {}).get("realm", "")) if flags else ""
     if told and own and told != own:
@@ -203,7 +203,7 @@ def _settings(facts: Facts) -> Iterator[Observation]:
 
 
 def _vllm(facts: Facts) -> Iterator[Observation]:
-    """Of the one that is installed, and of those that have joined the pool."""
+    """Check the installed release, and those of the engines that have joined the pool."""
     told = [str(each.get("engine") or "") for each in facts.pool.listed("engines")]
     joined = [each.removeprefix("vLLM ") for each in told if each.startswith("vLLM ")]
     versions = dict.fromkeys([facts.inputs.vllm_version, *joined])
@@ -242,7 +242,7 @@ def _shown(release: str) -> str:
 
 
 def _engine_settings(facts: Facts) -> Settings | str:
-    """What the engine is told by its flags, else the settings here; or why it would refuse them."""
+    """The settings in the engine's flags, else ours; or why the engine would refuse them."""
     told = facts.inputs.vllm.settings if facts.inputs.vllm else None
     if not told:
         return facts.settings

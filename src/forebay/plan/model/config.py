@@ -1,8 +1,8 @@
 """From a model's `config.json` to its shape.
 
-Only architectures whose cache is known are read: a wrong guess would be a wrong purchase. A missing
-field is an error that names it, unless the architecture's own default is a fixed number (those are
-in the tables below, as in the model's configuration class in Transformers).
+Only architectures whose cache is known are read: a wrong guess could cause a wrong purchase. A
+missing field is an error that names it, unless the architecture's own default is a fixed number
+(these are in the tables below, as in the model's configuration class in Transformers).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from forebay.plan.model.reader import ConfigReader
 from forebay.plan.model.recurrent import recurrent_group
 from forebay.plan.model.shape import LAYERS_MAX, VALUES_MAX, LayerGroup, LayerKind, Shape
 
-# K and V a head, the number of KV heads in `num_key_value_heads`.
+# K and V for each KV head, whose number is `num_key_value_heads`.
 _GROUPED: Final = frozenset(
     {
         "cohere",
@@ -56,7 +56,7 @@ _GROUPED: Final = frozenset(
 # Older ones, without grouping: one K and V for each attention head, or one for all of them.
 _UNGROUPED: Final = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi"})
 _SAME: Final = {"gemma4_unified_text": "gemma4_text", "minimax_m3_vl_text": "minimax_m3_text"}
-# One compressed latent a token and layer.
+# One compressed latent per token and layer.
 _LATENT: Final = frozenset(
     {
         "deepseek_v2",
@@ -68,11 +68,11 @@ _LATENT: Final = frozenset(
         "kimi_linear",
     }
 )
-# Of these, those with an indexer beside the latent: one key of fewer numbers, with its scales.
+# Those of them with an indexer beside the latent: one key of fewer numbers, with its scales.
 _INDEXED: Final = frozenset({"deepseek_v32", "glm_moe_dsa"})
 _SCALED: Final = 128  # numbers of 8 bits that have a scale of 4 bytes
 
-# Where it is not hidden_size / num_attention_heads when the file leaves it out.
+# The head dimension if the file leaves it out and it is not hidden_size / num_attention_heads.
 _HEAD_DIM: Final = {
     "gemma": 256,
     "gemma2": 256,
@@ -88,8 +88,8 @@ _HEAD_DIM: Final = {
     "qwen3_5_text": 256,
     "qwen3_next": 256,
 }
-# KV heads where the file leaves them out; elsewhere, or where it says null, each attention head has
-# its own K and V.
+# KV heads if the file leaves them out; for other architectures, or if it says null, each attention
+# head has its own K and V.
 _KV_HEADS: Final = {
     "ernie4_5": 2,
     "gemma": 16,
@@ -118,7 +118,7 @@ _KV_HEADS: Final = {
     "stablelm": 32,
     "starcoder2": 2,
 }
-_CHUNK: Final = 8192  # tokens, of Llama 4 where the file leaves it out
+_CHUNK: Final = 8192  # tokens, for Llama 4 if the file leaves it out
 _DTYPE_BITS: Final = {
     "bfloat16": 16,
     "float16": 16,
@@ -137,11 +137,11 @@ WINDOW_MAX: Final = 10**9
 
 
 def shape_of(name: str, source: str, config: object, bits: int | None = None) -> Shape:
-    """The shape that a parsed `config.json` describes; `bits` overrides its cached number."""
+    """The shape that a parsed `config.json` describes; `bits` overrides the size of a number."""
     if not isinstance(config, Mapping):
         raise SettingsError(f"{source} is not a model configuration: it holds no JSON object.")
     inner = config.get("text_config")
-    # A multimodal model nests its language model; the precision may stand outside.
+    # A multimodal model nests its language model's fields; the precision may be outside them.
     fields = {**config, **inner} if isinstance(inner, Mapping) else config
     reader = ConfigReader(source, fields)
     model_type = reader.text("model_type")
@@ -188,7 +188,7 @@ def _latent(
 
 
 def _indexed_layers(reader: ConfigReader, layers: int) -> int:
-    """How many layers have an indexer; the others use what the one before has found."""
+    """How many layers have an indexer; the others use the result of the one before."""
     pattern = reader.fields.get("index_topk_pattern")
     if pattern is not None:
         letters = "".join(map(str, pattern)) if isinstance(pattern, list) else pattern
@@ -230,7 +230,7 @@ def _full_first(size: tuple[tuple[LayerKind, int, int], int]) -> tuple[bool, tup
 
 
 def _window(reader: ConfigReader, kind: LayerKind) -> int | None:
-    """How many tokens a layer of a kind keeps at most; None: all."""
+    """How many tokens a layer of this kind keeps at most; None: all."""
     if kind is LayerKind.SLIDING:
         return reader.whole("sliding_window", most=WINDOW_MAX)
     if kind is LayerKind.CHUNKED:
@@ -241,7 +241,7 @@ def _window(reader: ConfigReader, kind: LayerKind) -> int | None:
 def _own_size(
     reader: ConfigReader, kind: LayerKind, layer: int, base: tuple[int, int]
 ) -> tuple[int, int]:
-    """Width and number of the heads of one layer of Gemma 4, whose full ones have others."""
+    """Width and number of heads of a layer of Gemma 4, whose full layers differ from others."""
     told = reader.fields.get("per_layer_config")
     if isinstance(told, Mapping):
         inner = reader.inner("per_layer_config")
@@ -258,7 +258,7 @@ def _own_size(
 
 
 def _minimax_index(reader: ConfigReader, layers: int) -> LayerGroup | None:
-    """MiniMax-M3's indexers: one key beside K and V, in the layers that the file says."""
+    """MiniMax-M3's indexers: one key in addition to K and V, in the layers that the file lists."""
     if not reader.fields.get("sparse_attention_config"):
         return None
     inner = reader.inner("sparse_attention_config")

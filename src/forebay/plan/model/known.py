@@ -1,7 +1,7 @@
 """Models that are widely served, as the fields of their `config.json` that decide the size of KV.
 
-They go through the same reader as a file. Weights are the bytes of the published checkpoint, where
-these are known. A model has a short name, and the names by which a hub has it.
+They are read as a file would be. Weights are the bytes of the published checkpoint, if known. A
+model has a short name, and the names that it has on a hub.
 """
 
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ class KnownModel(NamedTuple):
     """A model that needs no file."""
 
     config: Config
-    weights_bytes: int | None = None  # None: they must be given where they count
+    weights_bytes: int | None = None  # None: must be given when it matters
 
 
 def _grouped(  # noqa: PLR0917 - as a model's card lists them
@@ -35,7 +35,7 @@ def _windowed(config: dict[str, object], window_tokens: int) -> dict[str, object
 
 
 def _latent(model_type: str, layers: int, heads: int, context: int) -> Config:
-    """MLA, of the widths that all of them have."""
+    """A model with MLA, of the widths that all of them have."""
     return {
         "model_type": model_type,
         "num_hidden_layers": layers,
@@ -102,7 +102,7 @@ MODELS: Final[dict[str, KnownModel]] = {
     "Phi-4": KnownModel(_grouped("phi3", 40, 40, 10, 128, 16_384)),
 }
 
-# What a hub calls them: the same shape, and where it is another, the length of the context.
+# Their names on a hub. Models of the same shape with another context length are in _HUB_CONTEXTS.
 _HUB_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "Llama-3.1-8B": (
         "meta-llama/Llama-3.1-8B",
@@ -237,7 +237,7 @@ HUB: Final = _hub_models()
 
 
 def known_model(name: str) -> tuple[str, KnownModel] | None:
-    """A model by its short name or a hub's, whatever its case; its name as it is written here."""
+    """Find a model by its short name or its name on a hub, ignoring case; with the exact name."""
     for table in (MODELS, HUB):
         for known, model in table.items():
             if known.lower() == name.lower():

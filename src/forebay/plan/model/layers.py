@@ -8,7 +8,7 @@ from forebay.plan.model.shape import LAYERS_MAX, LayerKind
 
 Kinds = list[LayerKind | None]  # of each layer; None: it keeps nothing of a token
 
-# Every n-th layer is a full one, the others have a window, chunks or a state.
+# By architecture, n: every n-th layer is a full one, others have a window, chunks or a state.
 _FULL_EVERY: Final = {
     "cohere2": 4,
     "gemma2": 2,
@@ -20,7 +20,7 @@ _FULL_EVERY: Final = {
     "qwen3_5_text": 4,
     "qwen3_next": 4,
 }
-# What the others have, and the field that says another n.
+# The kind of the other layers, and the field that overrides n.
 _OTHERS: Final = {
     "llama4_text": (LayerKind.CHUNKED, "no_rope_layer_interval"),
     "qwen3_5_moe_text": (LayerKind.LINEAR, "full_attention_interval"),
@@ -49,7 +49,7 @@ _LETTERS: Final[dict[str, LayerKind | None]] = {
 
 
 def count_of(reader: ConfigReader, model_type: str) -> int:
-    """How many layers a model has, of whatever kind."""
+    """How many layers a model has, of all kinds."""
     pattern = reader.fields.get("hybrid_override_pattern")
     listed = reader.fields.get("layers_block_type")
     if model_type == "nemotron_h" and isinstance(pattern, str) and pattern:
@@ -74,7 +74,7 @@ def kinds_of(reader: ConfigReader, model_type: str, layers: int) -> Kinds:
         found = _by_pattern(reader, model_type, layers)
     if model_type == "gemma4_text":
         return _without_shared(reader, found)
-    # Without chunks these layers are full ones.
+    # Without a chunk size, these layers are full ones.
     is_chunked = reader.fields.get("attention_chunk_size", True) is not None
     return found if is_chunked else [_or_full(kind) for kind in found]
 
@@ -123,7 +123,7 @@ def _of_letters(reader: ConfigReader, layers: int) -> Kinds:
 
 
 def _of_numbers(reader: ConfigReader, layers: int) -> Kinds:
-    """Kimi-Linear numbers its layers of either kind, from 1."""
+    """Kimi-Linear lists the layers of either kind by number, from 1."""
     inner = reader.inner("linear_attn_config")
     found: Kinds = [None] * layers
     for field, kind in (("full_attn_layers", LayerKind.LATENT), ("kda_layers", LayerKind.LINEAR)):
@@ -138,7 +138,7 @@ def _of_numbers(reader: ConfigReader, layers: int) -> Kinds:
 
 
 def _without_shared(reader: ConfigReader, kinds: Kinds) -> Kinds:
-    """Gemma 4 ends with a full layer, and its last ones may use the KV of others."""
+    """Gemma 4: the last layer is a full one, and the last ones may use the KV of others."""
     shared = reader.whole("num_kv_shared_layers", 0, least=0, most=LAYERS_MAX)
     own = max(0, len(kinds) - shared)
     ended = [*kinds[:-1], LayerKind.FULL]

@@ -19,7 +19,7 @@ _ALIASES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """One configuration, read field by field; every complaint names field and file."""
+    """One configuration, read field by field; every error names field and file."""
 
     source: str
     fields: Config
@@ -54,7 +54,7 @@ class ConfigReader:
         return ConfigReader(f"{field} in {self.source}", value)
 
     def listed(self, field: str, count: int) -> list[object]:
-        """One value for each of so many layers."""
+        """A list with one value for each layer."""
         value = self.fields.get(field)
         if not isinstance(value, list) or len(value) != count:
             raise SettingsError(

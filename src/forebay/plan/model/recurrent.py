@@ -6,10 +6,10 @@ from forebay.errors import SettingsError
 from forebay.plan.model.reader import ConfigReader
 from forebay.plan.model.shape import LayerGroup, LayerKind
 
-_MOST: Final = 10**4  # of heads, and of numbers a head
+_MOST: Final = 10**4  # heads, and numbers per head
 _CONV_VALUE_BYTES: Final = 2  # inputs of a convolution stay in the model's precision
 _STATE_VALUE_BYTES: Final = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
-# As the configuration class has them; Qwen3-Next's files say all of them.
+# Defaults of the configuration class; Qwen3-Next's files give all of them.
 _GATED_DELTA: Final = {
     "linear_num_value_heads": 32,
     "linear_num_key_heads": 16,
@@ -27,7 +27,7 @@ _MAMBA: Final = {
 
 
 def recurrent_group(reader: ConfigReader, model_type: str, layers: int) -> LayerGroup:
-    """So many of a model's recurrent layers."""
+    """The group of a model's recurrent layers, of which there are `layers`."""
     if model_type == "nemotron_h":
         return _mamba(reader, layers)
     if model_type == "kimi_linear":
@@ -36,7 +36,7 @@ def recurrent_group(reader: ConfigReader, model_type: str, layers: int) -> Layer
 
 
 def _gated_delta(reader: ConfigReader, model_type: str, layers: int) -> LayerGroup:
-    """A matrix for each value head, and the last inputs of a short convolution."""
+    """Gated delta nets: a matrix for each value head, and a short convolution's last inputs."""
     known = {} if model_type == "qwen3_next" else _GATED_DELTA
 
     def size(field: str) -> int:
@@ -52,7 +52,7 @@ def _gated_delta(reader: ConfigReader, model_type: str, layers: int) -> LayerGro
 
 
 def _kimi_delta(reader: ConfigReader, layers: int) -> LayerGroup:
-    """Likewise, with as many heads of keys as of values; matrices in float32."""
+    """As `_gated_delta`, with as many key heads as value heads; matrices in float32."""
     inner = reader.inner("linear_attn_config")
     heads, width = inner.whole("num_heads", most=_MOST), inner.whole("head_dim", most=_MOST)
     kernel = inner.whole("short_conv_kernel_size", most=_MOST)

@@ -1,8 +1,8 @@
 """How many bytes of KV a model keeps, by kind of layer.
 
-A shape is a list of layer groups. Each group keeps `heads x head_values` numbers a token; a window
-bounds for how many tokens; a recurrent layer keeps a state of fixed size instead. All sums are of
-whole numbers and exact; bits become bytes once, at the end, rounded up.
+A shape is a list of layer groups. Each layer keeps `heads x head_values` numbers per token, in a
+window only for the last tokens; a recurrent layer keeps a state of fixed size instead. All sums are
+exact; bits are converted to bytes once, at the end, and rounded up.
 """
 
 import math
@@ -18,7 +18,7 @@ from forebay.record.exponents import encoded_bytes
 
 BITS_MAX: Final = 64
 LAYERS_MAX: Final = 10_000
-VALUES_MAX: Final = 10**7  # heads, and numbers a head
+VALUES_MAX: Final = 10**7  # heads, and numbers per head
 RANKS_MAX: Final = 4096
 ENCODED_SHARE: Final = Fraction(encoded_bytes(1 << 16), 1 << 16)
 _ENCODED_BITS: Final = 16
@@ -30,9 +30,9 @@ class LayerKind(StrEnum):
     FULL = "full"  # K and V of every token
     SLIDING = "sliding"  # K and V of the last `window_tokens` tokens
     CHUNKED = "chunked"  # K and V of the tokens of its own chunk of `window_tokens`
-    LATENT = "latent"  # MLA: one compressed vector a token, shared by all heads
-    INDEX = "index"  # beside another layer: a key by which that finds the tokens that matter
-    LINEAR = "linear"  # a recurrent state, whatever the length
+    LATENT = "latent"  # MLA: one compressed vector per token, shared by all heads
+    INDEX = "index"  # in addition to another layer: a key to find the tokens that matter
+    LINEAR = "linear"  # a recurrent state, independent of the length
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class LayerGroup:
     kind: LayerKind
     layers: int
     heads: int  # heads that hold KV; tensor parallelism splits them (a latent is one head)
-    head_values: int  # numbers a token and head: 2 x head_dim, or the latent's width
-    window_tokens: int | None = None  # only the last so many tokens are kept
-    state_bytes: int = 0  # a sequence and layer, whatever its length
-    bits: int | None = None  # of one number, whatever the KV's precision; None: the shape's
+    head_values: int  # numbers per token and head: 2 x head_dim, or the latent's width
+    window_tokens: int | None = None  # how many of the last tokens are kept; None: all are
+    state_bytes: int = 0  # per sequence and layer, independent of the length
+    bits: int | None = None  # of one number, if that does not follow the shape's; None: it does
 
     def __post_init__(self) -> None:
         whole("layers", self.layers, most=LAYERS_MAX)
@@ -63,21 +63,21 @@ class LayerGroup:
         return self.layers * self.heads * self.head_values
 
     def kept_tokens(self, tokens: int) -> int:
-        """Tokens of a sequence whose KV the group still holds."""
+        """How many tokens of a sequence the group still has."""
         return tokens if self.window_tokens is None else min(tokens, self.window_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All of a model that decides the size of its KV cache."""
+    """Everything about a model that determines the size of its KV cache."""
 
     name: str
     groups: tuple[LayerGroup, ...]
     attention_heads: int
-    classic_values: int  # numbers a token if every attention head kept its own K and V
+    classic_values: int  # numbers per token if every attention head had its own K and V
     bits: int  # of one cached number
     context_tokens_max: int | None = None  # the model's own limit
-    stored: Fraction = Fraction(1)  # what is left of KV where it is stored
+    stored: Fraction = Fraction(1)  # size of KV where it is stored, relative to the GPU
 
     def __post_init__(self) -> None:
         whole("attention_heads", self.attention_heads, most=VALUES_MAX)
@@ -85,12 +85,12 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        """What one more token costs while it is inside every window."""
+        """The size of one more token while every window has room for it."""
         return self._bytes(*((group, 1) for group in self.groups))
 
     @property
     def growing_token_bytes(self) -> int:
-        """What one more token costs once every window is full."""
+        """The size of one more token once every window is full."""
         return self._bytes(*((group, 1) for group in self.groups if group.window_tokens is None))
 
     @property
@@ -99,16 +99,16 @@ class Shape:
         return math.ceil(self.classic_values * self.bits * self.stored / 8)
 
     def group_bytes(self, group: LayerGroup, tokens: int) -> int:
-        """KV of one sequence in one of the groups."""
+        """The KV of one sequence in one of the groups."""
         state_bytes = group.layers * group.state_bytes if tokens else 0
         return self._bytes((group, group.kept_tokens(tokens))) + state_bytes
 
     def sequence_bytes(self, tokens: int) -> int:
-        """KV of one sequence of this many tokens, in all layers."""
+        """The KV of one sequence of this many tokens, in all layers."""
         return sum(self.group_bytes(group, tokens) for group in self.groups)
 
     def encoded(self) -> "Shape":
-        """As it lies in a pool with `compress`: states as they are, KV in pages of 64 KiB."""
+        """The shape in a pool with `compress`: KV encoded in pages of 64 KiB, states unchanged."""
         if self.bits != _ENCODED_BITS:
             raise SettingsError(
                 f"compress encodes KV in bfloat16 only, and this has {self.bits} bits a number;"
@@ -122,7 +122,7 @@ class Shape:
         return replace(self, stored=ENCODED_SHARE)
 
     def rank(self, tp: int) -> "Shape":
-        """The part of one of `tp` ranks, as vLLM splits it; heads fewer than ranks are copied."""
+        """The part of one of `tp` ranks, as vLLM splits it; fewer heads than ranks are copied."""
         whole("tp", tp, most=RANKS_MAX)
         if self.attention_heads % tp:
             raise SettingsError(
@@ -142,7 +142,7 @@ class Shape:
         return replace(self, groups=tuple(groups))
 
     def _bytes(self, *kept: tuple[LayerGroup, int]) -> int:
-        """Of so many tokens of each of these groups."""
+        """The bytes of a number of tokens in each of these groups."""
         bits = Fraction(0)
         for group, tokens in kept:
             bits += group.token_values * tokens * (group.bits or self.bits * self.stored)
@@ -160,12 +160,12 @@ def plain_shape(layers: int, heads: int, head_dim: int, bits: int) -> Shape:
 def model_dim_shape(layers: int, model_dim: int, bits: int) -> Shape:
     """The classic formula from the model's width, which is heads x head_dim."""
     whole("model_dim", model_dim, most=VALUES_MAX)
-    # With the heads unknown, each number of the width is a head: it can be split by any divisor.
+    # The heads are unknown, so each number counts as a head: any divisor can split the width.
     return replace(plain_shape(layers, model_dim, 1, bits), name=f"{layers} layers x {model_dim}")
 
 
 def most_tokens(fits: Callable[[int], bool], limit_tokens: int) -> int:
-    """The largest number of tokens in [0, limit] for which a test that turns false once is true."""
+    """The largest number of tokens in [0, limit] that fits; `fits` turns false only once."""
     low, high = 0, limit_tokens
     while low < high:
         middle = (low + high + 1) // 2

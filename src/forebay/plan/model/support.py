@@ -1,7 +1,7 @@
 """Whether the connector would share a model's KV: by the same table as the connector itself.
 
-A model's `config.json` says which kinds of attention it has. What else an engine is configured with
-is known only when it starts; what the table declines beside such attention is told with it.
+A model's `config.json` tells which kinds of attention it has. An engine's other configuration is
+known only when it starts; so what the table declines for such attention is listed as well.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from forebay.engines.vllm.kinds import KINDS, Kind, Support
 from forebay.plan.model.shape import LayerKind, Shape
 
 _FULL: Final = {LayerKind.FULL, LayerKind.LATENT}
-# Beside full attention, by what else there is.
+# For models with full attention, by the kinds of their other layers.
 _BESIDE: Final = {
     frozenset({LayerKind.SLIDING}): "SlidingWindowSpec",
     frozenset({LayerKind.CHUNKED}): "ChunkedLocalAttentionSpec",
@@ -27,18 +27,18 @@ _DECLINED_WITH: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Outlook(NamedTuple):
-    """What the table has for a model."""
+    """The table's row for a model."""
 
     kind: Kind
-    declined_with: tuple[Kind, ...] = ()  # configurations that engines of this kind are declined in
+    declined_with: tuple[Kind, ...] = ()  # configurations with which such an engine is declined
 
     @property
     def why_declined(self) -> str:
-        """Empty: such a model is shared."""
+        """Why such a model is declined; empty if it is shared."""
         return "" if self.kind.support is Support.SHARED else self.kind.why
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The same as sentences for people."""
         if self.why_declined:
             says = "Forebay declines this model on vLLM, which then serves without it"
             return [f"{says}: {self.why_declined}."]
@@ -49,7 +49,7 @@ class Outlook(NamedTuple):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """For programs; `declined` is empty where it is shared."""
+        """The same for programs; `declined` is empty if it is shared."""
         return {
             "declined": self.why_declined,
             "compatibility": {
@@ -60,7 +60,7 @@ class Outlook(NamedTuple):
         }
 
     def _where(self) -> str:
-        """On which devices, and with which releases, a test or a measurement has run it."""
+        """On which devices and with which releases it was tested or measured."""
         releases: dict[str, list[str]] = {}
         for release, device in self.kind.ran:
             releases.setdefault(device, []).append(release)
@@ -87,5 +87,5 @@ def outlook(shape: Shape) -> Outlook:
 
 
 def why_declined(shape: Shape) -> str:
-    """Why the connector would decline an engine with this model; empty: it would not."""
+    """Why the connector would decline an engine with this model; empty if it would not."""
     return outlook(shape).why_declined

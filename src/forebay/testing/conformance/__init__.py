@@ -4,7 +4,7 @@
         def open_tier(self, place: Path, listener: TierListener) -> Tier: ...
         def damage(self, place: Path) -> None: ...
 
-The tests speak of the contract alone (`forebay.tiers.contract`) and know no medium.
+The tests use only the contract (`forebay.tiers.contract`) and know no medium.
 """
 
 from forebay.testing.conformance.hooks import keys, load, prefix_of, store

@@ -14,26 +14,26 @@ from forebay.tiers import blocking
 from forebay.tiers.contract import Dropped, LoadOutcome, Stored, Tier, TierListener
 
 CLOSE_S: Final = 20.0
-HANG_S: Final = 300.0  # what takes longer is taken for a hang
+HANG_S: Final = 300.0  # what takes longer counts as a hang
 
 
 class ConformanceHooks:
-    """Two methods to write, two attributes to set where their defaults are wrong."""
+    """Two methods to implement, and two attributes to set if their defaults are wrong."""
 
-    is_persistent: ClassVar[bool] = True  # whether records outlive close and open
-    may_ask: ClassVar[bool] = False  # whether `prefix` may answer "unknown" and ask the medium
+    is_persistent: ClassVar[bool] = True  # whether records survive close and open
+    may_ask: ClassVar[bool] = False  # whether `prefix` may return "unknown" and ask the medium
 
     def open_tier(self, place: Path, listener: TierListener) -> Tier:
-        """A tier of 1 to 16 MiB whose medium, if it has one, lies in `place`."""
+        """Open a tier of 1 to 16 MiB whose medium, if it has one, is in `place`."""
         raise NotImplementedError
 
     def damage(self, place: Path) -> None:
-        """Change bytes of every stored payload behind the tier's back."""
+        """Change bytes of every stored payload, without the tier noticing."""
         raise NotImplementedError
 
     @pytest.fixture
     def listener(self) -> RecordingListener:
-        """What the tier of the fixture `tier` tells."""
+        """The listener of the fixture `tier`."""
         return RecordingListener()
 
     @pytest.fixture
@@ -44,7 +44,7 @@ class ConformanceHooks:
 
     @contextmanager
     def opened(self, place: Path, listener: TierListener | None = None) -> Iterator[Tier]:
-        """A tier, closed afterwards."""
+        """A tier that is closed after the block."""
         tier = self.open_tier(place, listener or TierListener())
         try:
             yield tier
@@ -52,7 +52,7 @@ class ConformanceHooks:
             tier.close(CLOSE_S)
 
     def fill(self, tier: Tier, times: int) -> list[Sample]:
-        """Store chains of four until `times` the cap has gone in; none may be refused."""
+        """Store chains of four until `times` the cap has been stored; none may be refused."""
         samples: list[Sample] = []
         cap_bytes = tier.usage().cap_bytes
         while sum(sample.length for sample in samples) < times * cap_bytes:
@@ -82,13 +82,13 @@ def keys(samples: list[Sample]) -> list[bytes]:
 
 
 def prefix_of(tier: Tier, asked: list[bytes]) -> int:
-    """How many of these keys a tier has, asked again until it knows."""
+    """How many of these keys a tier has; asks again until the tier knows."""
     eventually(lambda: not tier.prefix(asked).is_unknown)
     return tier.prefix(asked).chunks
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
+    """Wait until a condition holds that another thread brings about."""
     until = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < until, "it never came true"

@@ -37,7 +37,7 @@ LENGTHS = [1, 511, 512, 4095, 4096, 4097, 65_536, 100_001]
 
 
 class RecordConformance(ConformanceHooks):
-    """The part of the contract that speaks of single records and chains."""
+    """The part of the contract about single records and chains."""
 
     @pytest.mark.parametrize("length", LENGTHS)
     def test_what_is_stored_is_loaded_exactly(self, tier: Tier, length: int) -> None:
@@ -135,7 +135,7 @@ class RecordConformance(ConformanceHooks):
 
     @pytest.mark.parametrize("field", ["namespace", "group", "key"])
     def test_another_name_never_hits(self, tier: Tier, field: str) -> None:
-        """A short key may agree where the full name does not."""
+        """A short key may agree although the full name does not."""
         sample = single("names")
         other: dict[str, object] = {
             "namespace": bytes(32),

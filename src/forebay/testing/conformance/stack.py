@@ -32,7 +32,7 @@ from forebay.tiers.contract import (
     VolumeProbe,
 )
 
-OTHER = bytes(32)  # another namespace than the samples'
+OTHER = bytes(32)  # a namespace that differs from that of the samples
 
 
 class StackConformance(ConformanceHooks):
@@ -50,7 +50,7 @@ class StackConformance(ConformanceHooks):
             assert (tier.has(key), tier.length_of(key)) == (False, None)
 
     def test_what_is_unknown_is_asked_and_told(self, tmp_path: Path) -> None:
-        """A tier that has just begun has the most to ask; others know at once."""
+        """A tier that has just been opened may have to ask its medium; others know at once."""
         links = chain("unknown", [3000] * 4)
         with self.opened(tmp_path) as tier:
             for link in links[:3]:
@@ -81,7 +81,7 @@ class StackConformance(ConformanceHooks):
         assert told == {(short(link.name.key), link.length, link is links[1]) for link in links}
 
     def test_outcomes_say_when_the_medium_began_and_the_chunk_was_used(self, tier: Tier) -> None:
-        """Where the tier knows; what is told stays what was told to it."""
+        """If the tier knows such times, it returns the ones that it was told."""
         sample = single("timed", 5000)
         before = time.monotonic()
         stored = store(tier, sample)
@@ -133,7 +133,7 @@ class StackConformance(ConformanceHooks):
     def test_a_continuation_goes_when_no_tier_has_its_parent(
         self, tier: Tier, listener: RecordingListener
     ) -> None:
-        """Until then it may stay or go; if it stays it is exact."""
+        """Before that, it may stay or go; if it stays, it must be exact."""
         head, tail = chain("continued", [3000, 3001])
         fillers = (single(f"filler {n}", 60_000) for n in count())
         store(tier, head)
@@ -160,7 +160,7 @@ class StackConformance(ConformanceHooks):
         assert prefix_of(tier, keys(links)) == 2
 
     def test_a_record_needs_its_parent_and_nothing_else(self, tier: Tier) -> None:
-        """Which parent a record of a group has is decided by whoever names it."""
+        """The caller decides which parent a record of a group has, by its name."""
         first, second = chain("full attention", [3000, 3000])
         window = Sample(replace(single("window").name, group=1, parent=ROOT), 3000)
         mixed = Sample(replace(single("mixed").name, group=2, parent=first.name.key), 3000)

@@ -29,7 +29,7 @@ class _Side:
     variant: str
     scale: RowScale
     disk_bytes: int = 0
-    is_peer: bool = False  # the others are compared without it where it does not start
+    is_peer: bool = False  # if it does not start, the others are compared without it
 
 
 async def dialogs_cold(run: RowRun) -> None:
@@ -40,7 +40,7 @@ async def dialogs_cold(run: RowRun) -> None:
 
 
 async def dialogs_drive(run: RowRun) -> None:
-    """The same where DRAM holds everything: what a drive costs that nobody reads."""
+    """The same with all in DRAM: the cost of a drive that nobody reads."""
     sides = {
         FOREBAY: _Side(FOREBAY, run.scale),
         _WITH_DRIVE: _Side(FOREBAY, run.scale, run.scale.disk_bytes),
@@ -89,7 +89,7 @@ async def _from_the_first_request(
 
 
 async def _one_side(run: RowRun, side: _Side, number: int) -> dict[str, Any]:
-    """What one side does with a new pool and a new engine."""
+    """Measure one side with a new pool and a new engine."""
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(run.clear_drive)
         socket, more = "", None
@@ -125,14 +125,14 @@ async def _counted(
 
 
 def _used(run: RowRun) -> int:
-    """Bytes in use on the drive, by the file system's own count: files are too many to look at."""
+    """Bytes in use on the drive, as the file system counts them; there are too many files."""
     return shutil.disk_usage(run.place).used
 
 
 async def _until_full(
     work: Awaitable[dict[str, Any]], used: Callable[[], int], most_bytes: int
 ) -> dict[str, Any]:
-    """The figures of a tier that has no cap; it is stopped once it has written so much."""
+    """The figures of a tier without a cap; it is stopped once it has written `most_bytes`."""
     first, begun = used(), time.perf_counter()
     asking = asyncio.ensure_future(work)
     most = 0

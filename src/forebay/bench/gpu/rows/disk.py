@@ -181,7 +181,7 @@ async def _each(engine: TokenEngine, turns: Sequence[FinalTurn]) -> list[Complet
 def _returned(
     turns: Sequence[FinalTurn], replies: Sequence[Completion], recomputed: Sequence[Completion]
 ) -> dict[str, Any]:
-    """Times of these turns, and of computing the very same ones."""
+    """Times of these turns, and of computing the same ones."""
     known = sum(turn.known_tokens for turn in turns)
     cached = sum(
         min(reply.cached_tokens or 0, turn.known_tokens)
@@ -248,7 +248,7 @@ async def _store_slowly(run: RowRun, engine: TokenEngine, prompt: list[int]) -> 
 
 
 async def _watch(run: RowRun, most: dict[str, int]) -> None:
-    """Keep the most that the drive ever held."""
+    """Track the most bytes that the drive ever held."""
     while True:
         files = sum(path.stat().st_blocks * 512 for path in run.directory("nvme").glob("*"))
         most["disk_bytes"] = max(most["disk_bytes"], tier_of(run.stats(), "disk")["used_bytes"])

@@ -94,7 +94,7 @@ async def _loads(
     *,
     is_first: bool,
 ) -> None:
-    """What there is time for of the loads that are missing."""
+    """Measure the missing loads, as far as there is time."""
     for repeat, clients in missing:
         if not ramp.may_begin(variant, clients, is_first=is_first):
             continue

@@ -59,15 +59,15 @@ class Ramp:
         return self.run.repeats or 1
 
     def steps(self, variant: str, clients: int) -> list[_Kept]:
-        """What is measured of a load, run by run."""
+        """The measured runs of a load."""
         of_variant = self._found("steps").setdefault(variant, {})
         found: list[_Kept] = of_variant.setdefault(str(clients), [])
         return found
 
     def missing(self, variant: str) -> list[tuple[int, int]]:
-        """Repeats and numbers of clients that are to be measured, in order.
+        """The repeats and numbers of clients that are still to be measured, in order.
 
-        A load that did not end as a run's first is left out until a row has more time.
+        A load that did not end although it was a run's first is left out until a row has more time.
         """
         found = []
         for clients in self.clients:
@@ -80,7 +80,7 @@ class Ramp:
         return sorted(found)
 
     def expected_s(self, variant: str, clients: int) -> float:
-        """What a load takes at most, by the largest smaller one that is known; 0: nothing is.
+        """The most time that a load takes, judged by the next smaller one; 0 if none is known.
 
         More clients take longer in proportion. Where fewer of them found their dialogs in the GPU,
         more may not find them and have to wait for all of it to be computed; memory and drive hold
@@ -94,7 +94,7 @@ class Ramp:
         return float(_MARGIN * slower * last["seconds"] * clients / max(smaller))
 
     def may_begin(self, variant: str, clients: int, *, is_first: bool) -> bool:
-        """Whether there is time for a load; the first of a run has all there is, so it begins."""
+        """Whether there is time for a load; the first of a run always begins."""
         if is_first:
             self._tried[f"{variant}, {clients}"] = self._row_s
             self._keep()
@@ -105,7 +105,7 @@ class Ramp:
         return False
 
     async def ask(self, variant: str, engine: TokenEngine, clients: int, repeat: int) -> None:
-        """Measure a load and keep it. Its dialogs are its own, the same for all variants."""
+        """Measure a load and keep it. No other load has its dialogs; all variants do."""
         work = requests.one_dialog_each(engine, self.run.scale, clients, repeat)
         step, joules = await self.run.joules(work)
         kept: _Kept = msgspec.to_builtins(step)
@@ -192,7 +192,7 @@ class Ramp:
 
 
 def _slower_at_most(last: _Kept) -> float:
-    """How much longer requests may take than these did, were none of them found in a cache."""
+    """How much longer requests could take if nothing were found in a cache."""
     prompts, cached = last.get("prompt_tokens"), last.get("cached_tokens")
     if not prompts or cached is None or cached >= prompts:
         return _SLOWER_MAX
@@ -200,5 +200,5 @@ def _slower_at_most(last: _Kept) -> float:
 
 
 def _middle(runs: Sequence[_Kept]) -> _Kept:
-    """The run of a load whose throughput is the median, of an even number the lower one."""
+    """The run of a load with the median throughput; of an even number, the lower one."""
     return sorted(runs, key=lambda step: float(step["req_s"]))[(len(runs) - 1) // 2]

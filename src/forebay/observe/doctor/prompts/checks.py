@@ -20,10 +20,10 @@ from forebay.observe.doctor.finding import (
 )
 from forebay.observe.doctor.prompts.layout import RecordedPrompt
 
-_SHARED_LETTERS_MIN: Final = 64  # of a line that is taken for a document's, where others have it
-_BLOCKS_MAX: Final = 32  # of one prompt, of which each pair is compared
+_SHARED_LETTERS_MIN: Final = 64  # a shared line of this length counts as part of a document
+_BLOCKS_MAX: Final = 32  # of one prompt, that are compared in pairs
 _MARKS_MAX: Final = 8  # dates and ids of one prompt that are compared with others
-_SHOWN: Final = 3  # places that a sentence names
+_SHOWN: Final = 3  # places named in a sentence
 _DOCUMENTS: Final = "see docs/documents.md."
 
 
@@ -37,7 +37,7 @@ def _recorded(facts: Facts) -> tuple[RecordedPrompt, ...] | Observation:
 
 
 def _head(facts: Facts) -> Iterator[Observation]:
-    """Lines near the beginning that differ in nothing but dates and ids."""
+    """Find lines near the beginning that differ only in dates and ids."""
     prompts = _recorded(facts)
     if isinstance(prompts, Observation):
         yield prompts
@@ -67,7 +67,7 @@ def _head(facts: Facts) -> Iterator[Observation]:
 
 
 def _question(facts: Facts) -> Iterator[Observation]:
-    """Requests whose last line of their own has lines behind it that others have too."""
+    """Find requests that have shared lines after the last line that only they have."""
     prompts = _recorded(facts)
     if isinstance(prompts, Observation):
         yield prompts
@@ -93,12 +93,12 @@ def _question(facts: Facts) -> Iterator[Observation]:
 
 
 def _documents(facts: Facts) -> Iterator[Observation]:
-    """Blocks that come in one order here and in another there."""
+    """Find blocks that come in different orders in different requests."""
     prompts = _recorded(facts)
     if isinstance(prompts, Observation):
         yield prompts
         return
-    first: dict[tuple[int, int], int] = {}  # two blocks in their order → the first such request
+    first: dict[tuple[int, int], int] = {}  # two blocks in order → the first request with these
     found = []
     for prompt, blocks in zip(prompts, _blocks(prompts), strict=True):
         pairs = list(combinations(blocks, 2))
@@ -119,7 +119,7 @@ def _documents(facts: Facts) -> Iterator[Observation]:
 
 
 def _tools(facts: Facts) -> Iterator[Observation]:
-    """Equal sets of tools that are not written alike."""
+    """Find equal sets of tools that are written differently."""
     prompts = _recorded(facts)
     if isinstance(prompts, Observation):
         yield prompts
@@ -143,9 +143,9 @@ def _tools(facts: Facts) -> Iterator[Observation]:
 
 
 def _differing(prompts: Iterable[RecordedPrompt]) -> set[int]:
-    """Lines, dates and ids left out, that keep what is behind them from being a shared prefix.
+    """Lines, without their dates and ids, that keep what follows from being a shared prefix.
 
-    They differ in nothing else, and the same long line is behind several of them, or in them.
+    Several lines differ only in dates and ids; they are long, or the same long line follows them.
     """
     behind: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for prompt in prompts:
@@ -161,14 +161,15 @@ def _differing(prompts: Iterable[RecordedPrompt]) -> set[int]:
 
 
 def _requests_by_line(prompts: Iterable[RecordedPrompt]) -> Counter[int]:
-    """In how many requests each line is."""
+    """How many requests have each line."""
     return Counter(name for prompt in prompts for name in {line.name for line in prompt.lines})
 
 
 def _blocks(prompts: tuple[RecordedPrompt, ...]) -> Iterator[list[int]]:
-    """For each prompt, the long lines that others have too behind other lines: where blocks begin.
+    """For each prompt, the lines with which blocks begin.
 
-    Within a block, as a document, each line stands behind the same one everywhere.
+    These are long lines that follow different lines in different prompts. Within a block, such as
+    a document, each line always follows the same one.
     """
     before: defaultdict[int, set[int]] = defaultdict(set)
     for prompt in prompts:

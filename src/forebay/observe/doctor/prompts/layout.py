@@ -1,8 +1,8 @@
 """The layout of recorded prompts: their lines and tools as hashes, and where dates and ids stand.
 
 Promised: no text of a prompt is kept, only hashes, lengths and positions; work and memory grow with
-the file, which has a limit. Assumed: a file of JSON lines, each the body of a request as clients
-send it, or an object with such a body as its member `body`, as files of batches have.
+the file, whose size is limited. Assumed: a file of JSON lines, each the body of a request as a
+client sends it, or an object with such a body as its member `body`, as in files for batches.
 """
 
 import json
@@ -19,7 +19,7 @@ from forebay.files import read_regular
 
 FILE_BYTES_MAX: Final = 64 << 20
 REQUESTS_MAX: Final = 10_000
-HEAD_LETTERS: Final = 4096  # in which dates and ids are looked for
+HEAD_LETTERS: Final = 4096  # of a prompt's beginning, in which dates and ids are looked for
 _LINES_MAX: Final = 4096  # of one prompt, from its beginning
 _ID_DIGITS_MIN: Final = 4
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -34,18 +34,18 @@ _MARK: Final = re.compile(
 class Mark(NamedTuple):
     """A date, a time or an id near the beginning of a prompt."""
 
-    kind: str  # what it is, in words
-    place: str  # in which of the prompt's texts
-    letter: int  # of that text, from 1
+    kind: str  # in words
+    place: str  # the text of the prompt in which it is
+    letter: int  # its position in that text, from 1
 
 
 class PromptLine(NamedTuple):
-    """One line of a prompt that is not blank."""
+    """A line of a prompt; blank ones are left out."""
 
     name: int  # the hash of its text
-    plain: int  # the same with dates and ids left out
+    plain: int  # the hash of its text without dates and ids
     letters: int
-    mark: Mark | None  # the first in it
+    mark: Mark | None  # the first in this line
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class RecordedPrompt:
 
     number: int  # its line in the file, from 1
     lines: tuple[PromptLine, ...]
-    tools: tuple[int, ...]  # hashes of their definitions as written, in the order given
-    tool_set: frozenset[int]  # hashes of the same with their members sorted
+    tools: tuple[int, ...]  # hashes of the tools' definitions as written, in the order given
+    tool_set: frozenset[int]  # hashes of the definitions with sorted members
 
 
 def read_prompts(path: str | Path) -> tuple[RecordedPrompt, ...]:
-    """All requests of a file; a SettingsError names the first line that is none."""
+    """All requests of a file; a SettingsError names the first line that is no request."""
     found: list[RecordedPrompt] = []
     for number, line in enumerate(read_regular(path, FILE_BYTES_MAX).split(b"\n"), 1):
         if not line.strip():
@@ -81,7 +81,7 @@ def read_prompts(path: str | Path) -> tuple[RecordedPrompt, ...]:
 
 
 def recorded(number: int, body: dict[str, Any]) -> RecordedPrompt:
-    """The layout of one body."""
+    """The layout of a request's body."""
     tools = body.get("tools")
     listed = tools if isinstance(tools, list) else []
     return RecordedPrompt(
@@ -105,7 +105,7 @@ def _lines(body: dict[str, Any]) -> Iterator[PromptLine]:
 
 
 def _line(words: str, place: str, begun: int, head: int) -> PromptLine:
-    """One line, of which so many letters are of the prompt's head."""
+    """The layout of one line; its first `head` letters belong to the prompt's head."""
     name = _hash(words)
     if head <= 0:
         return PromptLine(name, name, len(words), None)
@@ -122,13 +122,13 @@ def _line(words: str, place: str, begun: int, head: int) -> PromptLine:
 
 
 def _is_mark(found: re.Match[str]) -> bool:
-    """An id has digits; words have none."""
+    """Whether this is a date, a time or an id: an id has digits, other words have few."""
     text = found["id"]
     return text is None or sum(letter.isdigit() for letter in text) >= _ID_DIGITS_MIN
 
 
 def _texts(body: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The texts of a prompt in the order in which an engine reads them, and what each is called."""
+    """The texts of a prompt in the order in which an engine reads them, each with its name."""
     for name in ("system", "instructions"):
         yield from _content(name, body.get(name))
     for name in ("messages", "input"):
