@@ -186,10 +186,10 @@ class Promotions:
             if chunk is not None:
                 self._ahead.discard(chunk)
 
-    def cut_off(self, request: LoadRequest, position: int) -> None:
+    def truncate(self, request: LoadRequest, position: int) -> None:
         """A chunk cannot be loaded: the request stops waiting for it and all that follows."""
         self._leave(request, [waited for waited in request.awaited if waited >= position])
-        request.cut_off(position)
+        request.truncate(position)
 
     def leave(self, request: LoadRequest) -> None:
         """A request stops waiting for anything."""

@@ -77,7 +77,7 @@ class ReadAhead:
         if not request.stop_awaiting(position, chunk.key):
             return
         if chunk.state is not SlotState.READY:
-            self._promotions.cut_off(request, position)
+            self._promotions.truncate(request, position)
         self._retain(request)
         self._retention.retain_early(request, position)
 
@@ -109,7 +109,7 @@ class ReadAhead:
             if outcome is FetchOutcome.NO_ROOM:
                 return False
             if outcome is FetchOutcome.GONE:
-                self._promotions.cut_off(request, position)
+                self._promotions.truncate(request, position)
                 return True
             request.awaited.add(position)
         request.next = position + 1
