@@ -326,7 +326,7 @@ class Acquisition:
         for behind in [held for held in request.held if held >= request.next]:
             self._dram.unpin_for_load(request.engine, request.held.pop(behind))
         if request.awaited:
-            self._promotions.leave(request)
+            self._promotions.stop_awaiting(request)
         self._hand_out(request)
 
     def _hand_out(self, request: LoadRequest) -> None:
@@ -358,7 +358,7 @@ class Acquisition:
         self._dram.unpin_for_load(request.engine, *request.held.values())
         request.held.clear()
         if request.awaited:
-            self._promotions.leave(request)
+            self._promotions.stop_awaiting(request)
         request.stop = request.next = 0
         request.state = LoadState.OVER
         self._retention.end(request)

@@ -180,7 +180,9 @@ class Promotions:
 
     def asked(self, request: LoadRequest, wanted: range) -> None:
         """A request asks for these of its chunks: stop waiting for others; these are due."""
-        self._leave(request, [position for position in request.awaited if position not in wanted])
+        self._stop_awaiting(
+            request, [position for position in request.awaited if position not in wanted]
+        )
         for position in request.awaited:
             chunk = self._dram.chunks.get(request.keys[position])
             if chunk is not None:
@@ -188,14 +190,14 @@ class Promotions:
 
     def truncate(self, request: LoadRequest, position: int) -> None:
         """A chunk cannot be loaded: the request stops waiting for it and all that follows."""
-        self._leave(request, [waited for waited in request.awaited if waited >= position])
+        self._stop_awaiting(request, [waited for waited in request.awaited if waited >= position])
         request.truncate(position)
 
-    def leave(self, request: LoadRequest) -> None:
+    def stop_awaiting(self, request: LoadRequest) -> None:
         """A request stops waiting for anything."""
-        self._leave(request, list(request.awaited))
+        self._stop_awaiting(request, list(request.awaited))
 
-    def _leave(self, request: LoadRequest, positions: list[int]) -> None:
+    def _stop_awaiting(self, request: LoadRequest, positions: list[int]) -> None:
         """Stop waiting at these positions; a read that nobody waits for is charged to nobody.
 
         So nothing grows with requests that have gone while a tier hangs.
