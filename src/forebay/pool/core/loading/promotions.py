@@ -151,8 +151,8 @@ class Promotions:
     def _why_not(self, request: LoadRequest, position: int) -> FetchOutcome:
         """Why a chunk is not read: NO_ROOM for now, or GONE."""
         key = request.keys[position]
-        is_leaving = self._dram.chunks.is_leaving(key)  # its slot has to be free first
-        length = None if is_leaving else self._stack.length_of(key)
+        is_condemned = self._dram.chunks.is_condemned(key)  # its slot has to be free first
+        length = None if is_condemned else self._stack.length_of(key)
         if length is not None and self._fits_ever(request, length):
             return FetchOutcome.NO_ROOM
         if length is None and request.note.cut is None:  # lost since the lookup: note why here
