@@ -98,7 +98,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             if self._must_begin:
                 self._try(start)
             else:
-                self.boundary.call(self._give_up, partial(self._try, start))
+                self.boundary.call(self._disable_after_failure, partial(self._try, start))
 
     def _try(self, start: Callable[[], None]) -> None:
         try:
@@ -110,7 +110,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self.obstacle = Obstacle(SharingState.NO_POOL, sentence, "no pool")
             self._disable(self.obstacle)
 
-    def _give_up(self) -> None:
+    def _disable_after_failure(self) -> None:
         """Starting has failed, and the boundary has logged it: serve as without Forebay."""
         self._scheduler = self._worker = self._told = None
         self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin", "failed")
@@ -165,7 +165,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if workers or self._shape.ranks > 1:
             self._take_shape(workers)
             if not identity.are_all(workers, self._shape):
-                self._stand_aside()
+                self._disable_for_worker()
                 return
         socket_path = find_pool(self.settings)
         self._model = str(config.model_config.model)
@@ -237,7 +237,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def _hear_only_worker(self, workers: list[ShardMetadata]) -> None:
         """Start anew if workers have another shape than assumed; decline if a worker did."""
         if not identity.are_all(workers, self._shape):
-            self._stand_aside()
+            self._disable_for_worker()
             return
         has_unlike = any(each.unlike for each in workers)
         shape = identity.shape_of(self._config, self._cache, self.settings, workers)
@@ -255,7 +255,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning(_NOT_COMPRESSED, _NOT_BY_WORKERS)
         self._shape = shape
 
-    def _stand_aside(self) -> None:
+    def _disable_for_worker(self) -> None:
         """Share nothing, since some worker would not copy what the scheduler's side asks for."""
         if self._scheduler is not None:
             self._scheduler.close()
