@@ -232,9 +232,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._start_with is not None:
             self._begin(partial(self._start_with, workers))
         elif self._scheduler is not None:
-            self._begin(partial(self._hear_only_worker, workers))
+            self._begin(partial(self._restart_if_shape_differs, workers))
 
-    def _hear_only_worker(self, workers: list[ShardMetadata]) -> None:
+    def _restart_if_shape_differs(self, workers: list[ShardMetadata]) -> None:
         """Start anew if workers have another shape than assumed; decline if a worker did."""
         if not identity.are_all(workers, self._shape):
             self._disable_for_worker()
