@@ -348,7 +348,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.drop_offers()
         if self._scheduler is not None and not self.settings.keep_on_reset:
-            self._namespace.retreat()
+            self._namespace.make_private()
             self._scheduler.root = None
             self._scheduler.reset()
             self._identify()
