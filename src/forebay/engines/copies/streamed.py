@@ -168,7 +168,7 @@ class StreamedCopies:
                 self._done.loaded.append(load)
             else:
                 self._registration.want(offsets, is_first=True)
-                self._registration.rest()
+                self._registration.pause()
                 self._loads.append(job)
                 self._changed.notify_all()
 
@@ -237,7 +237,7 @@ class StreamedCopies:
             if self._is_off or self._registration is None:
                 self._done.missed += stores
                 return []
-            self._registration.fill(offsets)
+            self._registration.note_stores(offsets)
             ready = self._registration.are_ready(offsets)
             if not ready.all():
                 self._registration.want(offsets, is_first=False)
@@ -400,7 +400,7 @@ class StreamedCopies:
         with self._changed:
             job.event, job.submitted = event, time.monotonic()
             if is_load and self._registration is not None:
-                self._registration.rest()  # the forward that is built on it is launched now
+                self._registration.pause()  # the forward that is built on it is launched now
             queue, then = (self._loads, self._loading) if is_load else (self._stores, self._storing)
             if job in queue:  # otherwise it was given up meanwhile
                 queue.remove(job)
