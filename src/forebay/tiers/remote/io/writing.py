@@ -75,7 +75,7 @@ class RemoteWriting:
         if self._parts.is_over_for_stores:
             self._drop(self._gathering.take_all(), DropReason.TIER_OFF)
         if not self._is_busy:
-            self._obey()
+            self._handle_orders()
             self._begin()
 
     @property
@@ -91,7 +91,7 @@ class RemoteWriting:
             order.end()
         self._orders = []
 
-    def _obey(self) -> None:
+    def _handle_orders(self) -> None:
         """Handle orders; each ends when its packs are deleted."""
         own = self._parts.own
         for order in self._orders:
