@@ -37,7 +37,7 @@ class Looking:
     def request(self, now: float) -> StoreRequest | None:
         """The request to make now, if any."""
         parts = self._parts
-        if not parts.fits(_REQUESTS_MIN):
+        if not parts.allows(_REQUESTS_MIN):
             return None
         limit = min(_HOSTS_AT_ONCE, (parts.room() - 1) // 2)
         # Before the first round, so that this round knows all records that hosts tell about.

@@ -73,12 +73,12 @@ class Upkeep:
             if not (is_closing or parts.is_over) and parts.breaker.probe_due(now):
                 self._probe()
             return
-        spent = parts.ledger.to_keep(parts.clock.day())
+        spent = parts.ledger.to_persist(parts.clock.day())
         if spent is not None:
-            self._keep(spent)
+            self._persist_spent(spent)
         elif (self._wishes or self._is_list_due) and parts.takes_loads:
             self._put_forgotten()
-        elif parts.fits():
+        elif parts.allows():
             self._look_after(now, is_closing=is_closing)
 
     def _look_after(self, now: float, *, is_closing: bool) -> None:
@@ -206,10 +206,10 @@ class Upkeep:
         )
         self._call(request, read, not_read)
 
-    def _keep(self, spent: bytes) -> None:
+    def _persist_spent(self, spent: bytes) -> None:
         """Store the number of requests that may be used, before they are."""
         name = published.spent_name(self._parts.host)
-        self._put(name, spent, lambda: self._parts.ledger.keeps(spent))
+        self._put(name, spent, lambda: self._parts.ledger.persisted(spent))
 
     def _read_forgotten(self) -> None:
         """Read which tenants an earlier process forgot, before anything is served."""

@@ -112,7 +112,7 @@ class RemoteWriting:
 
     def _begin(self) -> None:
         parts = self._parts
-        if not parts.fits():
+        if not parts.allows():
             return
         parts.own.trim(pack_cap_bytes(parts.cap_bytes))
         jobs = self._gathering.next()
