@@ -16,7 +16,7 @@ from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.contract import USED_RECORDS_MAX, UsedRecord, WarmStart
 from forebay.tiers.remote.index import table, used
 from forebay.tiers.remote.index.published import Publication, tail_name, unpack
-from forebay.tiers.remote.index.used import Uses, pack_used, unpack_used, used_name
+from forebay.tiers.remote.index.used import MergedUses, pack_used, unpack_used, used_name
 from forebay.tiers.remote.io.looking import Looking
 from forebay.tiers.remote.process.messages import Action, Answer
 from forebay.tiers.remote.process.watching import UsedByHosts
@@ -59,7 +59,7 @@ def test_a_newer_version_is_left_alone() -> None:
 
 
 def most_used(*hosts: list[UsedRecord]) -> list[UsedRecord]:
-    uses = Uses()
+    uses = MergedUses()
     for records in hosts:
         uses.add(records)
     return uses.most()
