@@ -27,7 +27,7 @@ from forebay.tiers.remote.index.used import pack_used, used_name
 from forebay.tiers.remote.io.looking import Looking
 from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.io.recovering import Recovering
-from forebay.tiers.remote.jobs import Remembrance
+from forebay.tiers.remote.jobs import RememberOrder
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.maintenance import StoreAudit
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
@@ -48,7 +48,7 @@ class Upkeep:
         self.begun = threading.Event()  # set when the first attempt to use the store has ended
         self._recovering, self._looking = Recovering(parts), Looking(parts)
         self._is_busy = False
-        self._wishes: list[Remembrance] = []
+        self._remember_orders: list[RememberOrder] = []
         self._is_list_due = False  # the list of forgotten tenants has to be put again
         self._published_at = -_LONG_PUBLISH_S
         self._audit_at = self._sweep_at = 0.0
@@ -76,7 +76,7 @@ class Upkeep:
         spent = parts.ledger.to_persist(parts.clock.day())
         if spent is not None:
             self._persist_spent(spent)
-        elif (self._wishes or self._is_list_due) and parts.takes_loads:
+        elif (self._remember_orders or self._is_list_due) and parts.takes_loads:
             self._put_forgotten()
         elif parts.allows():
             self._look_after(now, is_closing=is_closing)
@@ -236,15 +236,15 @@ class Upkeep:
         name = published.forgotten_name(parts.host)
         self._call(StoreRequest(0, Action.GET, name, buffers=[lent.buffer]), read, not_read)
 
-    def remember(self, wish: Remembrance) -> None:
+    def remember(self, order: RememberOrder) -> None:
         """Queue a tenant to be added to the store's list of forgotten tenants."""
-        self._wishes.append(wish)
+        self._remember_orders.append(order)
 
     def flush(self) -> None:
         """Answer those who wait: nothing can be put now."""
-        for wish in self._wishes:
-            wish.end(is_kept=False)
-        self._wishes = []
+        for order in self._remember_orders:
+            order.end(is_kept=False)
+        self._remember_orders = []
 
     @property
     def _is_list_short(self) -> bool:
@@ -254,18 +254,18 @@ class Upkeep:
 
     def _put_forgotten(self) -> None:
         """Put the whole list of forgotten tenants, with those that callers wait for."""
-        parts, wishes = self._parts, self._wishes
-        tenants = parts.remembered | {wish.tenant for wish in wishes}
+        parts, orders = self._parts, self._remember_orders
+        tenants = parts.remembered | {order.tenant for order in orders}
         more = sorted(parts.forgotten - tenants)  # the rest, as far as there is room
         tenants |= {*more[: max(0, FORGOTTEN_MAX - len(tenants))]}
-        self._wishes, self._is_list_due = [], False
+        self._remember_orders, self._is_list_due = [], False
 
         def ended(*, is_kept: bool) -> None:
             if is_kept:
                 parts.remembered = tenants
                 parts.forget(tenants)
-            for wish in wishes:
-                wish.end(is_kept=is_kept)
+            for order in orders:
+                order.end(is_kept=is_kept)
 
         name, data = published.forgotten_name(parts.host), pack_forgotten(tenants)
         self._put(name, data, lambda: ended(is_kept=True), lambda: ended(is_kept=False))
