@@ -190,7 +190,7 @@ class UsedByHosts:
         self._uses = MergedUses()
         self._is_heard = self._is_absent = True
 
-    def look(self, limit: int = HOSTS_MAX) -> bytes | StoreFailure | None:
+    def poll(self, limit: int = HOSTS_MAX) -> bytes | StoreFailure | None:
         """Ask up to `limit` hosts; at the end of a round returns an object of `UsedRecord`s."""
         if self._round.is_over:
             names = self._round.begin()
