@@ -255,7 +255,7 @@ class PoolServer:
             if work is not None:
                 connection.begin(work)
             if isinstance(message, Settled):
-                self._engines.settled(message.engine, self._clock.monotonic())
+                self._engines.update_due(message.engine, self._clock.monotonic())
 
     def _may_say(self, connection: Connection, message: ClientMessage) -> bool:
         """Whether to act on a message; if not, its sender is told why, if it awaits an answer."""
