@@ -176,7 +176,7 @@ class PoolServer:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             self._core.barrier.call("a socket's event", event, mask)
-        self._end_gone()
+        self._end_disconnected()
         for _ in range(len(self._calls)):
             self._core.barrier.call("a call of another thread", self._calls.popleft())
         self._rounds += 1
@@ -232,7 +232,7 @@ class PoolServer:
             connection.is_over = True
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
-        if not self._may_say(connection, message):
+        if not self._is_allowed(connection, message):
             return
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
@@ -257,7 +257,7 @@ class PoolServer:
             if isinstance(message, Settled):
                 self._engines.update_due(message.engine, self._clock.monotonic())
 
-    def _may_say(self, connection: Connection, message: ClientMessage) -> bool:
+    def _is_allowed(self, connection: Connection, message: ClientMessage) -> bool:
         """Whether to act on a message; if not, its sender is told why, if it awaits an answer."""
         sentence = self._roles.refusal(connection, message)
         if sentence is None:
@@ -419,7 +419,7 @@ class PoolServer:
             ready = self._selector.get_key(connection.link).data
             self._selector.modify(connection.link, wanted, ready)
 
-    def _end_gone(self) -> None:
+    def _end_disconnected(self) -> None:
         """End connections and engines that are gone by now, before this round's requests."""
         for connection in [each for each in self._connections if each.is_over]:
             self._core.barrier.call("the end of a connection", self._end, connection)
