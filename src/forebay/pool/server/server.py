@@ -346,21 +346,21 @@ class PoolServer:
 
     def _make_place(self, connection: Connection) -> bool:
         """Whether there is a place for a newcomer; another connection may be displaced."""
-        reserve = {each for each in self._connections if each.is_reserve}
+        in_operator_places = {each for each in self._connections if each.has_operator_place}
         is_short = self._acceptor.is_short  # out of descriptors
-        ordinary = len(self._connections) - len(reserve)
+        ordinary = len(self._connections) - len(in_operator_places)
         if ordinary < self._limits.connections_max and not is_short:
             return True
         has_given_way = self._one_gives_way(connection.peer)
         if not has_given_way and not is_short and connection.peer.uid in self._roles.operators:
-            connection.is_reserve = True
-            if len(reserve) >= self._limits.operators_max:
-                self._displace(min(reserve, key=lambda each: each.heard_at))
-        return has_given_way or connection.is_reserve
+            connection.has_operator_place = True
+            if len(in_operator_places) >= self._limits.operators_max:
+                self._displace(min(in_operator_places, key=lambda each: each.heard_at))
+        return has_given_way or connection.has_operator_place
 
     def _one_gives_way(self, peer: Peer) -> bool:
         """Displace a connection to make room for another process; whether one was."""
-        gone = gives_way(peer, [each for each in self._connections if not each.is_reserve])
+        gone = gives_way(peer, [each for each in self._connections if not each.has_operator_place])
         if gone is not None:
             self._displace(gone)
         return gone is not None
