@@ -148,7 +148,7 @@ class EngineState:
         if is_gone or is_often or self.condition is Condition.TRIAL:
             self.take_down(why)
 
-    def turn(self, power: Power, why: str, now: float) -> None:
+    def set_power(self, power: Power, why: str, now: float) -> None:
         """It is awake, asleep, or in between, from now on; one that sleeps loses its KV cache."""
         if power is Power.AWAKE:
             self.idle_since = now
