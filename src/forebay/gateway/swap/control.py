@@ -19,7 +19,7 @@ SLEEP_S: Final = 300.0  # the first pins host memory, which takes seconds
 WAKE_S: Final = 300.0
 RELOAD_S: Final = 1800.0  # weights from a disk, or from farther away
 PROBE_S: Final = 120.0
-_HEAR_S: Final = 0.25  # between looks at answers under way, while it is probed
+_PIECES_S: Final = 0.25  # between looks at answers under way, while it is probed
 _LOOK_S: Final = 10.0
 _BYTES_MAX: Final = 64 << 20
 _LEVELS: Final = {Rest.LEVEL_1: 1, Rest.LEVEL_2: 2}
@@ -80,17 +80,17 @@ class SleepControl:
             return f"it did not wake: {is_sleeping.why}"
         return "it sleeps on" if is_sleeping else ""
 
-    async def probe(self, heard: Callable[[], int] = lambda: 0) -> str:
+    async def probe(self, pieces: Callable[[], int] = lambda: 0) -> str:
         """Have it compute one token: an engine that sleeps says that it is healthy.
 
-        Answers that it has kept may leave no room for it. What comes of them says as much: `heard`
+        Answers that it has kept may leave no room for it. What comes of them says as much: `pieces`
         counts it.
         """
-        before, asked = heard(), asyncio.ensure_future(self._compute())
+        before, asked = pieces(), asyncio.ensure_future(self._compute())
         try:
-            while heard() == before and not asked.done():
-                await asyncio.wait([asked], timeout=_HEAR_S)
-            return "" if heard() != before else asked.result()
+            while pieces() == before and not asked.done():
+                await asyncio.wait([asked], timeout=_PIECES_S)
+            return "" if pieces() != before else asked.result()
         finally:
             asked.cancel()
 
