@@ -262,7 +262,7 @@ def test_who_waits_is_told_when_the_last_engine_goes() -> None:
         waits = asyncio.create_task(dispatcher.place(asked(("b", 400))))
         await asyncio.sleep(0)
         dispatcher.engines["e0"].take_down("gone")
-        dispatcher.pump()
+        dispatcher.dispatch()
         found = await waits
         assert isinstance(found, NotPlaced)
         assert found.status == 503

@@ -69,9 +69,9 @@ class EngineWatch:
             why = f": {engine.why}" if engine.why else ""
             _log.info("engine %s is %s%s", engine.setting.name, engine.condition, why)
         if engine.is_used:
-            self._dispatcher.listed(engine)
+            self._dispatcher.add_models(engine)
         else:
-            self._dispatcher.pump(engine)
+            self._dispatcher.dispatch(engine)
 
     async def _watch(self, engine: EngineState) -> None:
         looked = -math.inf

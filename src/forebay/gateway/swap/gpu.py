@@ -98,7 +98,7 @@ class GpuTurns:
         self._set_power(lifecycle, power, "found so")
         if power is Power.AWAKE:
             await self._look(lifecycle.engine)
-        self._dispatcher.pump(lifecycle.engine)
+        self._dispatcher.dispatch(lifecycle.engine)
 
     def _ended(self, lifecycle: EngineLifecycle) -> None:
         _log.warning("engine %s: its process has ended", lifecycle.name)
@@ -115,7 +115,7 @@ class GpuTurns:
             _log.warning("engine %s is not used: %s", lifecycle.name, why)
         lifecycle.engine.take_down(why)
         self._set_power(lifecycle, Power.BROKEN, why)
-        self._dispatcher.pump(lifecycle.engine)  # who waits for nothing else is told
+        self._dispatcher.dispatch(lifecycle.engine)  # who waits for nothing else is told
 
     def _views(self) -> list[EngineView]:
         return [
@@ -160,7 +160,7 @@ class GpuTurns:
         await lifecycle.prepare()
         if not await self._drain(lifecycle, swap):
             self._set_power(lifecycle, Power.AWAKE, "nobody waits for another any more")
-            self._dispatcher.pump(lifecycle.engine)
+            self._dispatcher.dispatch(lifecycle.engine)
             return False
         self._set_power(lifecycle, Power.FALLING_ASLEEP, why)
         power, failed = await lifecycle.fall_asleep()
@@ -172,7 +172,7 @@ class GpuTurns:
             return False
         if power is Power.AWAKE:
             self._set_power(lifecycle, power, f"it did not sleep: {failed[-1]}")
-            self._dispatcher.pump(lifecycle.engine)
+            self._dispatcher.dispatch(lifecycle.engine)
             return False
         if lifecycle.engine.running:
             self._metrics.kept.add(lifecycle.engine.running, (lifecycle.name,))
@@ -218,7 +218,7 @@ class GpuTurns:
         lifecycle.engine.succeeded()
         self._set_power(lifecycle, Power.AWAKE, why)
         await self._look(lifecycle.engine)
-        self._dispatcher.pump(lifecycle.engine)
+        self._dispatcher.dispatch(lifecycle.engine)
 
     def _set_power(self, lifecycle: EngineLifecycle, power: Power, why: str) -> None:
         before = lifecycle.engine.power
