@@ -62,7 +62,7 @@ class EngineWatch:
                 engine.take_down(listed.why)
         else:
             engine.models = _listed(listed)
-            engine.is_healthy()
+            engine.found_healthy()
             if not engine.kv_tokens:
                 await self._learn_size(engine)
         if engine.condition is not before:

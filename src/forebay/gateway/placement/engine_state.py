@@ -126,7 +126,7 @@ class EngineState:
                 self.prefill_rate, request.uncached_tokens / max(ttft_s, 0.001)
             )
 
-    def answers(self) -> None:
+    def began_answer(self) -> None:
         """It began an answer; a failure before this still counts, since the answer may break."""
         if self.condition in {Condition.NEW, Condition.TRIAL}:
             self.condition, self.why = Condition.UP, ""
@@ -134,7 +134,7 @@ class EngineState:
     def succeeded(self) -> None:
         """It answered a request, to its end."""
         self._failures.clear()
-        self.answers()
+        self.began_answer()
 
     def failed(self, why: str, now: float, *, is_gone: bool) -> None:
         """A request failed there for its fault; `is_gone`: nobody listens at its address.
@@ -163,12 +163,12 @@ class EngineState:
         self._failures.clear()
         self.prefixes.clear()
 
-    def found(self) -> None:
+    def clear_down(self) -> None:
         """What was down may be used again: its process is another, or can be started."""
         if self.condition is Condition.DOWN:
             self.condition, self.why = Condition.NEW, ""
 
-    def is_healthy(self) -> None:
+    def found_healthy(self) -> None:
         """It answered when asked for its health and its models."""
         if self.setting.model not in self.models:
             self.condition = Condition.OTHER_MODEL

@@ -73,7 +73,7 @@ class GpuTurns:
             engine, owned = lifecycle.engine, lifecycle.owned
             is_lost = engine.power is Power.AWAKE and engine.condition is Condition.DOWN
             if engine.power in RESTING:
-                engine.found()  # answers that broke off when it was stopped are no reason
+                engine.clear_down()  # answers that broke off when it was stopped are no reason
             if engine.power is Power.UNKNOWN or (
                 engine.power is Power.BROKEN and self._dispatcher.now() >= lifecycle.retry_at
             ):
@@ -94,7 +94,7 @@ class GpuTurns:
         if power is Power.BROKEN:
             self._broken(lifecycle, why)
             return
-        lifecycle.engine.found()
+        lifecycle.engine.clear_down()
         self._set_power(lifecycle, power, "found so")
         if power is Power.AWAKE:
             await self._look(lifecycle.engine)
@@ -103,7 +103,7 @@ class GpuTurns:
     def _ended(self, lifecycle: EngineLifecycle) -> None:
         _log.warning("engine %s: its process has ended", lifecycle.name)
         lifecycle.engine.take_down("its process has ended")
-        lifecycle.engine.found()  # it can be started
+        lifecycle.engine.clear_down()  # it can be started
         lifecycle.is_new = lifecycle.rest is not Rest.STOP
         self._set_power(lifecycle, Power.OFF, "its process has ended")
 
@@ -214,7 +214,7 @@ class GpuTurns:
         self._paused.pop(lifecycle.name, None)
         self._metrics.swaps.add(labels=(lifecycle.name,))
         self._metrics.wake_s.observe(now - woken, (lifecycle.name,))
-        lifecycle.engine.found()
+        lifecycle.engine.clear_down()
         lifecycle.engine.succeeded()
         self._set_power(lifecycle, Power.AWAKE, why)
         await self._look(lifecycle.engine)
