@@ -65,8 +65,8 @@ class Slab:
 
     def end(self) -> None:
         with self.changed:
-            self.registration.leave()
-        wait_until(self.registration.has_left, "a registration that has left")
+            self.registration.unregister()
+        wait_until(self.registration.is_unregistered, "a registration that has ended")
         assert self.registration.ready_bytes == 0
         assert not self.driver.registered
         self.driver.end()
@@ -131,8 +131,8 @@ def test_arenas_too_small_for_a_slot_are_left_alone() -> None:
     memory = np.zeros(SLOT, dtype=np.uint8)
     made = Registration(driver, WorkerSlab(1, memory, SLOT // 2, SLOT), SLOT, changed)
     with changed:
-        made.leave()
-    wait_until(made.has_left, "a registration that has left")
+        made.unregister()
+    wait_until(made.is_unregistered, "a registration that has ended")
     assert not driver.registered
     driver.end()
 

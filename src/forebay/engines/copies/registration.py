@@ -50,7 +50,7 @@ class Registration:
         self._driver = driver
         self._slab = slab
         self._changed = changed
-        self._is_leaving = False
+        self._is_ending = False
         arena = slab.arena_bytes
         self._slots_bytes = arena // slot_bytes * slot_bytes  # bytes of an arena that hold slots
         self._span_bytes = max(1, min(span_bytes, arena) // slot_bytes) * slot_bytes
@@ -116,12 +116,12 @@ class Registration:
         self._slab = slab
         self._changed.notify_all()
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         """Register nothing more and unregister everything; returns at once. Hold `changed`."""
-        self._is_leaving = True
+        self._is_ending = True
         self._changed.notify_all()
 
-    def has_left(self) -> bool:
+    def is_unregistered(self) -> bool:
         """Whether everything is unregistered, and nothing here refers to the slab any more."""
         return not self._thread.is_alive()
 
@@ -169,9 +169,9 @@ class Registration:
             self._changed.notify_all()
 
     def _next(self) -> range | None:
-        """The next spans to register, all of one arena; None when it is time to leave."""
+        """The next spans to register, all of one arena; None when it is time to end."""
         with self._changed:
-            while not self._is_leaving:
+            while not self._is_ending:
                 wanted = None if self.why else self._next_wanted()
                 if wanted is not None:
                     return wanted

@@ -116,8 +116,8 @@ class StreamedCopies:
             if not self._digests.is_idle:
                 return False
             if self._registration is not None:
-                self._registration.leave()
-                if not self._registration.has_left():
+                self._registration.unregister()
+                if not self._registration.is_unregistered():
                     return False
             self._registration = self._slab = None
         return True
