@@ -51,7 +51,7 @@ class WorkerConnector:
         self._copies: Copies | None = None
         self._session: PoolSession | None = None
         self._generation = 0  # generation of the slab, which may outlive the session; 0: none
-        self._is_leaving = False  # this session's slab is being detached, to map another one
+        self._is_detaching = False  # this session's slab is being detached, to map another one
         self._widest: tuple[int, ...] = ()  # `StepPlan.widest` with which that slab was attached
         self._report, self._reach = WorkerReport(), (0, 0)  # the reach that was reported last
         # Parts of each request's load: not on the wire yet; on it, the engine not told yet; and
@@ -247,7 +247,7 @@ class WorkerConnector:
             self._copies is not None
             and self._session is not None
             and self._generation == generation
-            and not self._is_leaving
+            and not self._is_detaching
         )
 
     def _reaches(self, pieces: Sequence[Piece]) -> bool:
@@ -270,7 +270,7 @@ class WorkerConnector:
         if self._session is not None:
             if any(load.generation == self._generation for load in step.loads):
                 return
-            self._is_leaving = True
+            self._is_detaching = True
             if not self._copies.detach():
                 return
             self._unmap()
@@ -289,7 +289,7 @@ class WorkerConnector:
             return
         self._early = None
         self._session, self._generation = session, session.generation
-        self._is_leaving = False
+        self._is_detaching = False
         assert session.slab is not None
         warn_if_too_small(session.slab, chunk_bytes)
         self._widest = step.widest
