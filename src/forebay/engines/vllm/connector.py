@@ -242,7 +242,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         has_unlike = any(each.unlike for each in workers)
         shape = identity.shape_of(self._config, self._cache, self.settings, workers)
         if has_unlike or shape != self._shape:
-            self._leave()
+            self._close_sides()
             directories = self._weights_directories(self._config)
             self._take_shape(workers)
             told = workers if has_unlike else []
@@ -548,13 +548,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """The engine ends."""
-        self._leave()
+        self._close_sides()
         if self._onlooker is not None:
             self._onlooker.close()
         if self._scheduler is not None:
             _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 
-    def _leave(self) -> None:
+    def _close_sides(self) -> None:
         if self._idle is not None:
             self._idle.close()
         for side in (self._scheduler, self._worker):
