@@ -260,7 +260,7 @@ class StreamedCopies:
             if self._changed.wait(until - time.monotonic()) or done():
                 continue
             if not self._changed.wait(_AGAIN_S) and not done():
-                self._give_up()
+                self._turn_off()
 
     def _copy_broken(self, job: _Job, compute: Stream) -> None:
         """Copy a load that the engine relies on and the other thread could not submit."""
@@ -285,7 +285,7 @@ class StreamedCopies:
         self._driver.wait(compute, job.event)
         return True
 
-    def _give_up(self) -> None:
+    def _turn_off(self) -> None:
         """Submit nothing more; a half submitted job fails once the device is done with it."""
         _log.error("copies disabled: Forebay is off for this worker")
         self._is_off = True
