@@ -146,6 +146,6 @@ def test_models_that_engines_list_have_a_limit() -> None:
     dispatcher = Dispatcher(config(), ManualClock())
     for number in range(2 * MODELS_MAX):
         dispatcher.engines["e0"].models = {f"adapter {number}": {}}
-        dispatcher.listed(dispatcher.engines["e0"])
+        dispatcher.add_models(dispatcher.engines["e0"])
     assert len(dispatcher.models) == MODELS_MAX
     assert "m" in dispatcher.models

@@ -262,7 +262,7 @@ def test_who_waits_is_told_when_the_last_engine_goes() -> None:
         waits = asyncio.create_task(dispatcher.place(asked(("b", 400))))
         await asyncio.sleep(0)
         dispatcher.engines["e0"].take_down("gone")
-        dispatcher.pump()
+        dispatcher.dispatch()
         found = await waits
         assert isinstance(found, NotPlaced)
         assert found.status == 503
@@ -342,6 +342,6 @@ def test_what_failed_goes_to_an_engine_with_room_and_never_beside_a_trial() -> N
     for each in engines:
         dispatcher.failed(each, "gone", is_gone=True)
         each.models = {"m": {}}
-        each.is_healthy()
+        each.found_healthy()
     assert {each.condition for each in engines} == {Condition.TRIAL}
     assert dispatcher.place_again(failing) is None, "the third has a request on trial"

@@ -19,7 +19,7 @@ def sharing_an_engine() -> Dispatcher:
     """One engine with one slot, of a model and an adapter."""
     made = Dispatcher(config(1, 2, max_num_seqs=1), ManualClock())
     made.engines["e0"].models = {"m": {}, "adapter": {}}
-    made.listed(made.engines["e0"])
+    made.add_models(made.engines["e0"])
     return made
 
 
@@ -98,7 +98,7 @@ def test_what_waits_goes_along_when_two_queues_become_one() -> None:
         assert [task.done() for task in tasks] == [True, False, True, False]
         engine = dispatcher.engines["a"]
         engine.models = {"a": {}, "b": {}}
-        dispatcher.listed(engine)
+        dispatcher.add_models(engine)
         assert len(dispatcher.queues) == 1
         assert [dispatcher.models[name].waiting for name in "ab"] == [1, 1]
         while requests:

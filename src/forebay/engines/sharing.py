@@ -78,7 +78,7 @@ class EngineNamespace:
         self._weights = {"weights_id": weights_id}
         self._rename()
 
-    def retreat(self) -> None:
+    def make_private(self) -> None:
         """The weights may have changed in memory: use a new namespace that nobody shares."""
         self._private = secrets.token_hex(16)
         self._rename()

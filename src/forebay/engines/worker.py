@@ -51,7 +51,7 @@ class WorkerConnector:
         self._copies: Copies | None = None
         self._session: PoolSession | None = None
         self._generation = 0  # generation of the slab, which may outlive the session; 0: none
-        self._is_leaving = False  # this session's slab is being detached, to map another one
+        self._is_detaching = False  # this session's slab is being detached, to map another one
         self._widest: tuple[int, ...] = ()  # `StepPlan.widest` with which that slab was attached
         self._report, self._reach = WorkerReport(), (0, 0)  # the reach that was reported last
         # Parts of each request's load: not on the wire yet; on it, the engine not told yet; and
@@ -130,7 +130,7 @@ class WorkerConnector:
         pieces = load.pieces
         self._failed_blocks.update(id_ for each in pieces for ids in each.tables for id_ in ids)
         self._report.over[load.serial] = {self._shard.rank}
-        self._settle(load)
+        self._note_outcome(load)
 
     def take_received(self) -> tuple[set[str], set[str]]:
         """Requests whose loads are coming or over since the last call, and those that failed."""
@@ -194,7 +194,7 @@ class WorkerConnector:
             self.fail(load)
         for load in done.coming:
             self._coming.setdefault(load.request, []).append(load)
-            self._settle(load)
+            self._note_outcome(load)
         for load in done.loaded:
             self.counts["loaded.bytes"] += sum(map(self._bytes_of, load.pieces))
             self._report.over[load.serial] = {self._shard.rank}
@@ -209,7 +209,7 @@ class WorkerConnector:
             if Boundary().call(lambda: _FAILED, wait) is _FAILED:
                 raise BrokenError("nobody knows whether a forward has what it is built on")
 
-    def _settle(self, load: LoadPart) -> None:
+    def _note_outcome(self, load: LoadPart) -> None:
         """A part is coming or has failed; after a request's last part the engine is told."""
         if load.failed:
             self._failed.add(load.request)
@@ -247,7 +247,7 @@ class WorkerConnector:
             self._copies is not None
             and self._session is not None
             and self._generation == generation
-            and not self._is_leaving
+            and not self._is_detaching
         )
 
     def _reaches(self, pieces: Sequence[Piece]) -> bool:
@@ -270,7 +270,7 @@ class WorkerConnector:
         if self._session is not None:
             if any(load.generation == self._generation for load in step.loads):
                 return
-            self._is_leaving = True
+            self._is_detaching = True
             if not self._copies.detach():
                 return
             self._unmap()
@@ -279,7 +279,7 @@ class WorkerConnector:
         if self._early is not None:
             slot_bytes = slot_bytes_for(chunk_bytes)
             mapped = self._early.take(step.generation, slot_bytes)
-            if mapped is None and not self._leave_early(self._copies):
+            if mapped is None and not self._detach_early(self._copies):
                 return
         until = self._clock.monotonic() + _JOIN_S
         path, uids = self._socket_path, self._pool_uids
@@ -289,7 +289,7 @@ class WorkerConnector:
             return
         self._early = None
         self._session, self._generation = session, session.generation
-        self._is_leaving = False
+        self._is_detaching = False
         assert session.slab is not None
         warn_if_too_small(session.slab, chunk_bytes)
         self._widest = step.widest
@@ -301,7 +301,7 @@ class WorkerConnector:
         shape, shard = self._shape, self._shard
         self._copies.attach(worker_slab(mapped, self._generation, shape, shard, self._widest))
 
-    def _leave_early(self, copies: Copies) -> bool:
+    def _detach_early(self, copies: Copies) -> bool:
         """Detach and unmap a slab that no step has named; False if it is still in use."""
         assert self._early is not None
         if not copies.detach() or not self._early.close():

@@ -62,16 +62,16 @@ class EngineWatch:
                 engine.take_down(listed.why)
         else:
             engine.models = _listed(listed)
-            engine.is_healthy()
+            engine.found_healthy()
             if not engine.kv_tokens:
                 await self._learn_size(engine)
         if engine.condition is not before:
             why = f": {engine.why}" if engine.why else ""
             _log.info("engine %s is %s%s", engine.setting.name, engine.condition, why)
         if engine.is_used:
-            self._dispatcher.listed(engine)
+            self._dispatcher.add_models(engine)
         else:
-            self._dispatcher.pump(engine)
+            self._dispatcher.dispatch(engine)
 
     async def _watch(self, engine: EngineState) -> None:
         looked = -math.inf

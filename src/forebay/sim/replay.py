@@ -17,9 +17,9 @@ from forebay.pool.policy.contract import Ending, Policy
 from forebay.pool.policy.learned import Learned
 from forebay.sim.classic import Arc, Cache, Fifo, Lru, Optimum, S3Fifo
 from forebay.sim.trace import CHUNK_TOKENS, Request
-from forebay.tiers.ask_order import AskOrder
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions.directory import REGIONS_MIN
+from forebay.tiers.eviction_order import EvictionOrder
 
 REGION_BYTES: Final = Options().region_bytes
 PROGRESS_REQUESTS: Final = 256
@@ -93,7 +93,7 @@ class SimulatedTier:
         self._regions: dict[int, list[bytes]] = {0: []}  # oldest first; the last is being filled
         self._number = 0  # of the region being written
         self._place: dict[bytes, _ChunkPlace] = {}
-        self._order = AskOrder()
+        self._order = EvictionOrder()
         self.held: dict[bytes, bool] = {}  # → whether it was ever read
         self.written = 0  # chunks
 

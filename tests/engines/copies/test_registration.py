@@ -54,9 +54,9 @@ class Slab:
     def has_registered(self, spans: int) -> bool:
         return len(self.spans) >= spans
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         with self.changed:
-            self.registration.rest()
+            self.registration.pause()
 
     def want(self, offset: int) -> None:
         with self.changed:
@@ -65,8 +65,8 @@ class Slab:
 
     def end(self) -> None:
         with self.changed:
-            self.registration.leave()
-        wait_until(self.registration.has_left, "a registration that has left")
+            self.registration.unregister()
+        wait_until(self.registration.is_unregistered, "a registration that has ended")
         assert self.registration.ready_bytes == 0
         assert not self.driver.registered
         self.driver.end()
@@ -131,8 +131,8 @@ def test_arenas_too_small_for_a_slot_are_left_alone() -> None:
     memory = np.zeros(SLOT, dtype=np.uint8)
     made = Registration(driver, WorkerSlab(1, memory, SLOT // 2, SLOT), SLOT, changed)
     with changed:
-        made.leave()
-    wait_until(made.has_left, "a registration that has left")
+        made.unregister()
+    wait_until(made.is_unregistered, "a registration that has ended")
     assert not driver.registered
     driver.end()
 
@@ -156,28 +156,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_what_nothing_wants_rests_when_something_is_loaded(begin: Begin, clock: Clock) -> None:
     slab = begin(arenas=40)
-    slab.rest()
+    slab.pause()
     before = len(slab.spans)
     slab.want(39 * ARENA + SLOT)
     registered, waits, begun = len(slab.spans), slab.changed.waits, time.monotonic()
     assert registered <= before + 2, "what it was at, and what was wanted"
-    time.sleep(2 * registration._REST_S)
-    assert len(slab.spans) == registered, "it did not rest"
-    naps = (time.monotonic() - begun) / registration._REST_S
+    time.sleep(2 * registration._PAUSE_S)
+    assert len(slab.spans) == registered, "it did not pause"
+    naps = (time.monotonic() - begun) / registration._PAUSE_S
     assert slab.changed.waits <= waits + naps + 2, "it rests asleep"
-    clock.now += registration._REST_S
+    clock.now += registration._PAUSE_S
     wait_until(lambda: len(slab.spans) > registered + 10, "what is left, afterwards")
 
 
 def test_loads_without_end_let_one_span_through_now_and_then(begin: Begin, clock: Clock) -> None:
     slab = begin(arenas=40)
-    slab.rest()
+    slab.pause()
     slab.want(39 * ARENA + SLOT)  # it is not at any other when this is registered
     before = len(slab.spans)
     for so_many in range(before + 1, before + 5):
         with slab.changed:
             clock.now += registration._AT_LEAST_S
-            slab.registration.rest()
+            slab.registration.pause()
         wait_until(partial(slab.has_registered, so_many), "one span")
         time.sleep(0.02)
         assert len(slab.spans) == so_many
@@ -189,7 +189,7 @@ def test_steps_leave_only_what_stores_will_reach(begin: Begin, clock: Clock) -> 
     slab = begin(arenas=40, register_s=0.0, before_register=lambda: held.wait(HANG_S))
     with slab.changed:
         slab.registration.begin_step()
-        slab.registration.fill([10 * ARENA])
+        slab.registration.note_stores([10 * ARENA])
     held.set()
     near = 10 * SLOTS + registration._NEAR_SPANS
     wait_until(lambda: bool(slab.registration.are_ready([place_of(near)]).all()), "what is near")
@@ -226,7 +226,7 @@ class Noted(SimulatedDriver):
         super().__init__(register_s=0.002)
         self.clock = clock
         self.begun = 0
-        self.rested_at: list[int] = []  # spans begun when it was told to rest
+        self.paused_at: list[int] = []  # spans begun when it was told to pause
         self.launches = 0
         self.on_submitted = self._note
 
@@ -243,14 +243,14 @@ class Noted(SimulatedDriver):
 def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Noted]]:
     """Load from so many arenas of a slab, from this one on; what was noted of it."""
     made: list[tuple[StreamedCopies, object]] = []
-    driver, rest = Noted(clock), Registration.rest
+    driver, pause = Noted(clock), Registration.pause
 
-    def noted_rest(self: Registration) -> None:
-        driver.rested_at.append(driver.begun)
-        rest(self)
+    def noted_pause(self: Registration) -> None:
+        driver.paused_at.append(driver.begun)
+        pause(self)
 
     def begin(first: int, count: int) -> Noted:
-        monkeypatch.setattr(Registration, "rest", noted_rest)
+        monkeypatch.setattr(Registration, "pause", noted_pause)
         cache = np.zeros((1, 8, SLOT), dtype=np.uint8)
         page_table = PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8)
         copies = StreamedCopies(driver, PageTables([page_table], Geometry(("layer",), SLOT, 16, 1)))
@@ -274,16 +274,16 @@ def test_a_load_is_submitted_without_registering_beside_it(
     load: Callable[[int, int], Noted],
 ) -> None:
     driver = load(0, 1)
-    time.sleep(2 * registration._REST_S)
-    assert driver.begun - driver.rested_at[0] <= 1
+    time.sleep(2 * registration._PAUSE_S)
+    assert driver.begun - driver.paused_at[0] <= 1
 
 
 def test_a_load_that_waited_for_its_spans_has_its_forward_left_alone(
     load: Callable[[int, int], Noted],
 ) -> None:
-    """The rest that began when it was told is over when it is submitted: another one begins."""
+    """The pause that began when it was told is over when it is submitted: another one begins."""
     driver = load(20, 15)  # far from the start, in spans that take three rests
-    assert driver.begun - driver.rested_at[0] >= 15, "the control: it had to wait for them"
-    time.sleep(2 * registration._REST_S)
-    assert len(driver.rested_at) > 1
-    assert driver.begun - driver.rested_at[-1] <= 1
+    assert driver.begun - driver.paused_at[0] >= 15, "the control: it had to wait for them"
+    time.sleep(2 * registration._PAUSE_S)
+    assert len(driver.paused_at) > 1
+    assert driver.begun - driver.paused_at[-1] <= 1

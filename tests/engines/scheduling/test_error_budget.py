@@ -58,5 +58,5 @@ def test_a_pool_that_knows_nothing_has_answered() -> None:
     """Else a pool without chunks would be left alone for ever, and so never get any."""
     budget = spent()
     assert budget.allows(5.0)
-    budget.answered()
+    budget.found_nothing()
     assert not budget.is_spent(5.0)

@@ -19,13 +19,13 @@ def full() -> Iterator[SleepingEngine]:
         yield engine
 
 
-def probed(engine: SleepingEngine, heard: Callable[[], int]) -> str:
+def probed(engine: SleepingEngine, pieces: Callable[[], int]) -> str:
     """What a probe says."""
 
     async def ask() -> str:
         client = EngineClient()
         try:
-            return await SleepControl(engine.url, "a", client).probe(heard)
+            return await SleepControl(engine.url, "a", client).probe(pieces)
         finally:
             await client.close()
 
@@ -35,11 +35,11 @@ def probed(engine: SleepingEngine, heard: Callable[[], int]) -> str:
 def test_an_answer_that_goes_on_says_that_it_computes(full: SleepingEngine) -> None:
     looks: list[None] = []
 
-    def heard() -> int:
+    def pieces() -> int:
         looks.append(None)
         return int(len(looks) > 3)
 
-    assert probed(full, heard) == ""
+    assert probed(full, pieces) == ""
 
 
 def test_without_one_it_has_failed(full: SleepingEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def dispatcher(clock: ManualClock, *engines: "tuple[str, str, Power]") -> Dispat
         clock,
     )
     for at, (_, _, power) in enumerate(engines):
-        made.engines[f"e{at}"].turn(power, "", 0.0)
+        made.engines[f"e{at}"].set_power(power, "", 0.0)
         made.engines[f"e{at}"].wake_s = WAKE_S
     return made
 

@@ -118,15 +118,15 @@ def test_an_engine_that_gave_back_its_slots_is_gone_though_its_process_lives(
         harness.join("e", living[0].pid, 0)
     harness.engines.leave("e", 1)
     harness.lending.clear()
-    harness.engines.settled("e", 2)
+    harness.engines.update_due("e", 2)
     assert harness.engines.take_due(1e9) == [], "it has a connection"
     harness.lending.add("e")
     harness.engines.leave("e", 3)
-    harness.engines.settled("e", 4)
+    harness.engines.update_due("e", 4)
     assert harness.engines.take_due(1e9) == [], "it has slots"
     harness.lending.clear()
-    harness.engines.settled("e", 5)
-    harness.engines.settled("unknown", 5)
+    harness.engines.update_due("e", 5)
+    harness.engines.update_due("unknown", 5)
     assert harness.engines.take_due(5) == ["e"]
     assert not harness.watched
 

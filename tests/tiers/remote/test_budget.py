@@ -218,13 +218,13 @@ def test_what_maintenance_may_ask_for_is_held_back_until_it_has_ended(place: Pat
     with budgeted(place, clock) as tier:
         parts, ledger = tier.parts, tier.parts.ledger
         eventually(lambda: parts.last_maintenance.lists > 1)  # a sweep: the last of a start
-        eventually(lambda: tier.upkeep.is_idle and ledger.to_keep(clock.day()) is None)
+        eventually(lambda: tier.upkeep.is_idle and ledger.to_persist(clock.day()) is None)
         before = parts.room()
         assert before == ledger.room(clock.day()) > 2
         held_by(place).touch()
         clock.advance(OPTIONS.refresh_s)
         eventually(lambda: not tier.upkeep.is_idle)
-        meanwhile, fits, uncounted = parts.room(), parts.fits(2), ledger.room(clock.day())
+        meanwhile, fits, uncounted = parts.room(), parts.allows(2), ledger.room(clock.day())
         held_by(place).unlink()
         hosts = (before - 1) // 2
         assert meanwhile == before - 1 - 2 * hosts
@@ -287,14 +287,14 @@ def test_dollars_a_day_are_of_requests_reads_and_what_is_kept() -> None:
 def test_nothing_is_asked_for_before_the_store_knows() -> None:
     ledger = Ledger(S3_STANDARD, 6400, now=0.0)
     ledger.restore(b"", 7)
-    assert not ledger.fits(1, 7)
-    kept = ledger.to_keep(7)
+    assert not ledger.allows(1, 7)
+    kept = ledger.to_persist(7)
     assert kept is not None
-    ledger.keeps(kept)
-    assert ledger.fits(100, 7)
-    assert not ledger.fits(101, 7)
-    assert ledger.to_keep(7) is None
-    assert not ledger.fits(1, 8), "that was said of another day"
+    ledger.persisted(kept)
+    assert ledger.allows(100, 7)
+    assert not ledger.allows(101, 7)
+    assert ledger.to_persist(7) is None
+    assert not ledger.allows(1, 8), "that was said of another day"
     later = Ledger(S3_STANDARD, 6400, now=0.0)
     later.restore(kept, 7)
     assert later.spent_on(7) == 100, "whoever was killed may have made them all"
@@ -314,51 +314,51 @@ def test_nothing_is_asked_for_before_the_store_knows() -> None:
 
 def test_t47_a_clock_that_was_a_year_ahead_ends_one_day() -> None:
     ledger = Ledger(S3_STANDARD, 6400, now=0.0)
-    ledger.keeps(ledger.to_keep(371) or b"")
+    ledger.persisted(ledger.to_persist(371) or b"")
     ledger.add(RequestCounts(gets=6400), 0.0, 371)
-    assert ledger.to_keep(6) is None
+    assert ledger.to_persist(6) is None
     assert ledger.is_over(6), "no new budget for a clock that is put back"
-    kept = ledger.to_keep(7)
+    kept = ledger.to_persist(7)
     assert kept is not None
-    ledger.keeps(kept)
+    ledger.persisted(kept)
     assert ledger.room(7) == 100
 
 
 def test_t47_a_clock_that_is_put_back_brings_no_new_day() -> None:
     ledger = Ledger(S3_STANDARD, 6400, now=0.0)
     ledger.restore(b"", 7)
-    kept = ledger.to_keep(7)
+    kept = ledger.to_persist(7)
     assert kept is not None
-    ledger.keeps(kept)
-    assert (ledger.fits(100, 6), ledger.fits(101, 6)) == (True, False)
+    ledger.persisted(kept)
+    assert (ledger.allows(100, 6), ledger.allows(101, 6)) == (True, False)
     ledger.add(RequestCounts(gets=90), 0.0, 6)
     assert ledger.spent_on(6) == ledger.spent_on(7) == 90
-    more = ledger.to_keep(6)
+    more = ledger.to_persist(6)
     assert more is not None
-    ledger.keeps(more)
-    assert ledger.fits(100, 6), "and can be used"
-    ledger.keeps(kept[:8] + (3).to_bytes(8, "little") + (1).to_bytes(8, "little"))
-    assert ledger.fits(100, 6), "what is said of a day before changes nothing"
+    ledger.persisted(more)
+    assert ledger.allows(100, 6), "and can be used"
+    ledger.persisted(kept[:8] + (3).to_bytes(8, "little") + (1).to_bytes(8, "little"))
+    assert ledger.allows(100, 6), "what is said of a day before changes nothing"
 
 
 def test_the_last_step_ends_with_the_budget() -> None:
     ledger = Ledger(S3_STANDARD, 1000, now=0.0)
     ledger.restore(b"", 1)
     while not ledger.is_over(1):
-        kept = ledger.to_keep(1)
+        kept = ledger.to_persist(1)
         if kept is not None:
-            ledger.keeps(kept)
-        assert ledger.fits(1, 1)
+            ledger.persisted(kept)
+        assert ledger.allows(1, 1)
         ledger.add(RequestCounts(gets=1), 0.0, 1)
     assert 980 < ledger.spent_on(1) < 990, "some are left for signs of life"
     ledger.add(RequestCounts(gets=999 - ledger.spent_on(1)), 0.0, 1)
-    last = ledger.to_keep(1)
+    last = ledger.to_persist(1)
     if last is not None:
-        ledger.keeps(last)
-    assert ledger.fits(1, 1)
-    assert ledger.to_keep(1) is None, "the store knows of all that there are"
+        ledger.persisted(last)
+    assert ledger.allows(1, 1)
+    assert ledger.to_persist(1) is None, "the store knows of all that there are"
     ledger.add(RequestCounts(puts=20), 0.0, 1)
-    assert ledger.to_keep(1) is None
+    assert ledger.to_persist(1) is None
     assert ledger.is_over_for_stores(1)
     ledger.add(RequestCounts(), 0.0, 2)
     assert not ledger.is_over(2)

@@ -17,7 +17,7 @@ from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import DropReason
 from forebay.tiers.remote.io import upkeep
-from forebay.tiers.remote.jobs import Order
+from forebay.tiers.remote.jobs import DeleteOrder
 from forebay.tiers.remote.tier import RemoteTier
 
 A, B = b"a" * 16, b"b" * 16
@@ -90,12 +90,12 @@ def test_forgetting_waits_for_packs_that_were_to_be_deleted_before(
         ThreadPoolExecutor(2) as threads,
     ):
 
-        def end(order: Order) -> None:
+        def end(order: DeleteOrder) -> None:
             left[order.tenant] = len(tier.parts.own.doomed)
             ended(order)
 
-        ended = Order.end
-        monkeypatch.setattr(Order, "end", end)
+        ended = DeleteOrder.end
+        monkeypatch.setattr(DeleteOrder, "end", end)
         store(tier, [*mine, *theirs])
         pid = tier.parts.link.pid
         assert pid is not None

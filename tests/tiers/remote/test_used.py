@@ -16,8 +16,8 @@ from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.contract import USED_RECORDS_MAX, UsedRecord, WarmStart
 from forebay.tiers.remote.index import table, used
 from forebay.tiers.remote.index.published import Publication, tail_name, unpack
-from forebay.tiers.remote.index.used import Uses, pack_used, unpack_used, used_name
-from forebay.tiers.remote.io.looking import Looking
+from forebay.tiers.remote.index.used import MergedUses, pack_used, unpack_used, used_name
+from forebay.tiers.remote.io.polling import HostPolling
 from forebay.tiers.remote.process.messages import Action, Answer
 from forebay.tiers.remote.process.watching import UsedByHosts
 from forebay.tiers.remote.store import StoreFailure
@@ -59,7 +59,7 @@ def test_a_newer_version_is_left_alone() -> None:
 
 
 def most_used(*hosts: list[UsedRecord]) -> list[UsedRecord]:
-    uses = Uses()
+    uses = MergedUses()
     for records in hosts:
         uses.add(records)
     return uses.most()
@@ -120,18 +120,18 @@ def test_what_cannot_be_read_is_passed_over(place: Path) -> None:
     put(place, "d", b"")
     (place / "hosts" / "e").mkdir()
     store = DirectoryStore(str(place), "z")
-    found = UsedByHosts(store).look()
+    found = UsedByHosts(store).poll()
     assert isinstance(found, bytes)
     assert unpack_used(found) == [record("a")]
 
 
 def test_a_store_that_fails_is_no_store_without_uses(place: Path) -> None:
     store = DirectoryStore(str(place), "z")
-    assert UsedByHosts(store).look() == pack_used([]), "nobody has told anything"
+    assert UsedByHosts(store).poll() == pack_used([]), "nobody has told anything"
     (place / used_name("a")).mkdir(parents=True)
-    assert UsedByHosts(store).look() is StoreFailure.FAILED
+    assert UsedByHosts(store).poll() is StoreFailure.FAILED
     place.chmod(0o777)
-    assert UsedByHosts(store).look() is StoreFailure.DENIED
+    assert UsedByHosts(store).poll() is StoreFailure.DENIED
 
 
 def test_a_tier_tells_what_is_used_and_offers_it_where_it_is_told_to(place: Path) -> None:
@@ -165,22 +165,22 @@ def test_what_is_used_is_asked_for_before_where_it_lies_and_offered_behind(place
     listener = WarmListener()
     url = f"file://{place}?cap=1MiB&warm=7GiB:1MiB"
     tier = RemoteTier.open(url, "b", PATIENT, listener=listener)
-    looking, told = Looking(tier.parts), [record("a")]
+    polling, told = HostPolling(tier.parts), [record("a")]
     nothing = memoryview(table.build([], []))
-    first = looking.request(0.0)
+    first = polling.request(0.0)
     assert first is not None
-    looking.answered(first, Answer(0), [])  # some hosts, not yet all
-    rest = looking.request(0.0)
+    polling.answered(first, Answer(0), [])  # some hosts, not yet all
+    rest = polling.request(0.0)
     assert rest is not None
     assert first.action is rest.action is Action.USED
-    looking.answered(rest, Answer(0), [memoryview(pack_used(told))])
+    polling.answered(rest, Answer(0), [memoryview(pack_used(told))])
     assert not listener.offered, "it is not known where it lies"
-    then = looking.request(0.0)
+    then = polling.request(0.0)
     assert then is not None
     assert then.action is Action.REFRESH
-    looking.answered(then, Answer(0), [nothing, nothing])
+    polling.answered(then, Answer(0), [nothing, nothing])
     assert [each.records for each in listener.offered] == [told]
-    assert looking.request(0.0) is None
+    assert polling.request(0.0) is None
     tier.close(CLOSE_S)
 
 

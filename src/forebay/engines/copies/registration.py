@@ -29,7 +29,7 @@ from forebay.engines.copies.driver import Driver
 
 SPAN_BYTES: Final = 64 << 20  # small, so that other threads' calls never wait long for one
 _EARLY_SPANS: Final = 4  # registered by one call before the first step
-_REST_S: Final = 0.1  # pause for the launches of a step, or of a forward that uses a load
+_PAUSE_S: Final = 0.1  # pause for the launches of a step, or of a forward that uses a load
 _AT_LEAST_S: Final = 0.2  # one unwanted span is registered this often, however many steps come
 _NEAR_SPANS: Final = 16  # a GiB; stores fill it within a second or so
 _log: Final = logging.getLogger("forebay")
@@ -50,7 +50,7 @@ class Registration:
         self._driver = driver
         self._slab = slab
         self._changed = changed
-        self._is_leaving = False
+        self._is_ending = False
         arena = slab.arena_bytes
         self._slots_bytes = arena // slot_bytes * slot_bytes  # bytes of an arena that hold slots
         self._span_bytes = max(1, min(span_bytes, arena) // slot_bytes) * slot_bytes
@@ -61,9 +61,9 @@ class Registration:
         self._addresses: list[int] = []  # address of each range that was registered
         self._wanted: deque[int] = deque()
         self._ahead = 0  # all spans before it are registered, or belong to arenas given back
-        self._filled = 0  # the furthest span that a store went to
-        self._load_rest_until = 0.0  # monotonic; 0: nothing was loaded yet
-        self._step_rest_until = 0.0  # likewise; 0: no step was begun yet
+        self._furthest_stored = 0  # the furthest span that a store went to
+        self._load_pause_until = 0.0  # monotonic; 0: nothing was loaded yet
+        self._step_pause_until = 0.0  # likewise; 0: no step was begun yet
         self._last_ahead = time.monotonic()  # when an unwanted span was last begun
         self._thread = threading.Thread(target=self._run, name="forebay-register", daemon=True)
         self._thread.start()
@@ -95,20 +95,20 @@ class Registration:
         if missing:
             self._changed.notify_all()
 
-    def fill(self, offsets: Any) -> None:
+    def note_stores(self, offsets: Any) -> None:
         """Stores go to these slots: register what comes after them next. Hold `changed`."""
         furthest = int(self._spans(offsets).max(initial=0))
-        if furthest > self._filled:
-            self._filled = furthest
+        if furthest > self._furthest_stored:
+            self._furthest_stored = furthest
             self._changed.notify_all()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """A load was submitted: leave kernel launches alone for a while. Hold `changed`."""
-        self._load_rest_until = time.monotonic() + _REST_S
+        self._load_pause_until = time.monotonic() + _PAUSE_S
 
     def begin_step(self) -> None:
         """A step is about to launch kernels. Needs no lock: nobody has to be notified."""
-        self._step_rest_until = time.monotonic() + _REST_S
+        self._step_pause_until = time.monotonic() + _PAUSE_S
 
     def take_over(self, slab: WorkerSlab) -> None:
         """Use a newer description of the same memory and slots. Hold `changed`."""
@@ -116,12 +116,12 @@ class Registration:
         self._slab = slab
         self._changed.notify_all()
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         """Register nothing more and unregister everything; returns at once. Hold `changed`."""
-        self._is_leaving = True
+        self._is_ending = True
         self._changed.notify_all()
 
-    def has_left(self) -> bool:
+    def is_unregistered(self) -> bool:
         """Whether everything is unregistered, and nothing here refers to the slab any more."""
         return not self._thread.is_alive()
 
@@ -136,7 +136,7 @@ class Registration:
         length = min(len(spans) * self._span_bytes, self._slots_bytes - start)
         return self._slab.memory.ctypes.data + arena * self._slab.arena_bytes + start, length
 
-    def _worth(self, span: int) -> int:
+    def _ready_bytes_of(self, span: int) -> int:
         """The bytes that registering a span makes ready; an arena's last span includes its end."""
         number = span % self._per_arena
         is_last = number == self._per_arena - 1
@@ -152,7 +152,7 @@ class Registration:
                 if not why:
                     self._addresses.append(address)
                     self._ready[spans.start : spans.stop] = True
-                    self._ready_bytes += sum(map(self._worth, spans))
+                    self._ready_bytes += sum(map(self._ready_bytes_of, spans))
                 self._changed.notify_all()
             if why:
                 _log.warning(
@@ -169,9 +169,9 @@ class Registration:
             self._changed.notify_all()
 
     def _next(self) -> range | None:
-        """The next spans to register, all of one arena; None when it is time to leave."""
+        """The next spans to register, all of one arena; None when it is time to end."""
         with self._changed:
-            while not self._is_leaving:
+            while not self._is_ending:
                 wanted = None if self.why else self._next_wanted()
                 if wanted is not None:
                     return wanted
@@ -180,14 +180,14 @@ class Registration:
                     self._changed.wait()
                     continue
                 now = time.monotonic()
-                is_near = ahead.start <= self._filled + _NEAR_SPANS
-                steps = 0.0 if is_near else self._step_rest_until
-                rests_until = max(self._load_rest_until, steps)
-                rest_s = min(rests_until, self._last_ahead + _AT_LEAST_S) - now
-                if rest_s <= 0:
+                is_near = ahead.start <= self._furthest_stored + _NEAR_SPANS
+                steps = 0.0 if is_near else self._step_pause_until
+                paused_until = max(self._load_pause_until, steps)
+                pause_s = min(paused_until, self._last_ahead + _AT_LEAST_S) - now
+                if pause_s <= 0:
                     self._last_ahead = now
                     return ahead
-                self._changed.wait(rest_s)
+                self._changed.wait(pause_s)
         return None
 
     def _next_wanted(self) -> range | None:
@@ -208,7 +208,7 @@ class Registration:
             self._ahead += 1
         else:
             return None
-        most = 1 if self._load_rest_until or self._step_rest_until else _EARLY_SPANS
+        most = 1 if self._load_pause_until or self._step_pause_until else _EARLY_SPANS
         stop = min(span + most, (span // per_arena + 1) * per_arena)
         taken = np.flatnonzero(self._ready[span:stop])
         return range(span, span + int(taken[0]) if len(taken) else stop)

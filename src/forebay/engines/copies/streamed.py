@@ -30,7 +30,7 @@ _AGAIN_S: Final = 1.0  # a second chance: if this process was stopped, every dea
 _STORE_S: Final = 20.0  # a store not begun by then is missed; its slot is given back after 30 s
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
 _CLOSE_S: Final = 5.0
-# Not landed, up to which a load is coming. A forward that is built on it begins two steps later;
+# Not finished, up to which a load is coming. A forward that is built on it begins two steps later;
 # what takes the wire longer than that would hold up everyone's forward.
 COMING_BYTES: Final = 1 << 30
 _log: Final = logging.getLogger("forebay")
@@ -108,7 +108,7 @@ class StreamedCopies:
 
     def detach(self) -> bool:
         """See Copies."""
-        self._land()
+        self._take_finished()
         with self._changed:
             if self._loads or self._stores or self._storing or self._loading or self._broken:
                 return False
@@ -116,8 +116,8 @@ class StreamedCopies:
             if not self._digests.is_idle:
                 return False
             if self._registration is not None:
-                self._registration.leave()
-                if not self._registration.has_left():
+                self._registration.unregister()
+                if not self._registration.is_unregistered():
                     return False
             self._registration = self._slab = None
         return True
@@ -168,7 +168,7 @@ class StreamedCopies:
                 self._done.loaded.append(load)
             else:
                 self._registration.want(offsets, is_first=True)
-                self._registration.rest()
+                self._registration.pause()
                 self._loads.append(job)
                 self._changed.notify_all()
 
@@ -180,7 +180,7 @@ class StreamedCopies:
             return all(id(job.load) not in wanted for job in self._loads)
 
         with self._changed:
-            self._until(is_submitted)
+            self._wait_for_submitter(is_submitted)
             # Given up or not, what is half submitted must have ended before it is copied again.
             if not self._changed.wait_for(is_submitted, _SUBMIT_S):
                 raise BrokenError("a copy into the KV cache hangs that a forward is built on")
@@ -194,9 +194,9 @@ class StreamedCopies:
 
     def take_done(self) -> FinishedCopies:
         """See Copies."""
-        self._land()
+        self._take_finished()
         with self._changed:
-            self._announce()
+            self._report_coming_loads()
             done, self._done = self._done, FinishedCopies(stored=self._digests.take_done())
         return done
 
@@ -223,7 +223,7 @@ class StreamedCopies:
             self._is_waited_for = not are_submitted()
             if self._is_waited_for:
                 self._changed.notify_all()
-            self._until(are_submitted)
+            self._wait_for_submitter(are_submitted)
             self._is_waited_for = False
             storing = [job.event for job in self._storing if job.step <= step]
         if storing:  # on one stream: the last is behind all of them
@@ -237,7 +237,7 @@ class StreamedCopies:
             if self._is_off or self._registration is None:
                 self._done.missed += stores
                 return []
-            self._registration.fill(offsets)
+            self._registration.note_stores(offsets)
             ready = self._registration.are_ready(offsets)
             if not ready.all():
                 self._registration.want(offsets, is_first=False)
@@ -253,14 +253,14 @@ class StreamedCopies:
             self._stores.append(job)
             self._changed.notify_all()
 
-    def _until(self, done: Callable[[], bool]) -> None:
+    def _wait_for_submitter(self, done: Callable[[], bool]) -> None:
         """Wait for the thread that submits; if it makes no progress, give it up."""
         until = time.monotonic() + _SUBMIT_S
         while not done() and not self._is_off:
             if self._changed.wait(until - time.monotonic()) or done():
                 continue
             if not self._changed.wait(_AGAIN_S) and not done():
-                self._give_up()
+                self._turn_off()
 
     def _copy_broken(self, job: _Job, compute: Stream) -> None:
         """Copy a load that the engine relies on and the other thread could not submit."""
@@ -285,7 +285,7 @@ class StreamedCopies:
         self._driver.wait(compute, job.event)
         return True
 
-    def _give_up(self) -> None:
+    def _turn_off(self) -> None:
         """Submit nothing more; a half submitted job fails once the device is done with it."""
         _log.error("copies disabled: Forebay is off for this worker")
         self._is_off = True
@@ -296,14 +296,14 @@ class StreamedCopies:
                     queue.remove(job)
                     self._count(job)
 
-    def _land(self) -> None:
+    def _take_finished(self) -> None:
         """Take note of all jobs that the device has finished."""
         for queue in (self._storing, self._loading):
             while queue and self._driver.is_done(queue[0].event):
                 with self._changed:
                     self._count(queue.popleft())
 
-    def _announce(self) -> None:
+    def _report_coming_loads(self) -> None:
         """Tell the engine of loads that will soon be done: up to COMING_BYTES, in order."""
         left_bytes = 0
         for job in (*self._loading, *self._loads):
@@ -316,9 +316,9 @@ class StreamedCopies:
             left_bytes += size_bytes
             if left_bytes > COMING_BYTES:
                 return
-            self._comes(job)
+            self._report_coming(job)
 
-    def _comes(self, job: _Job) -> None:
+    def _report_coming(self, job: _Job) -> None:
         if job.load is not None and not job.is_coming and not job.failed:
             job.is_coming = True
             self._done.coming.append(job.load)
@@ -330,7 +330,7 @@ class StreamedCopies:
         done = self._done
         took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
         if job.load is not None:
-            self._comes(job)
+            self._report_coming(job)
             (done.failed if job.failed else done.loaded).append(job.load)
             done.load_s += took_s
             done.submit_s += max(0.0, job.submitted - job.queued)
@@ -400,7 +400,7 @@ class StreamedCopies:
         with self._changed:
             job.event, job.submitted = event, time.monotonic()
             if is_load and self._registration is not None:
-                self._registration.rest()  # the forward that is built on it is launched now
+                self._registration.pause()  # the forward that is built on it is launched now
             queue, then = (self._loads, self._loading) if is_load else (self._stores, self._storing)
             if job in queue:  # otherwise it was given up meanwhile
                 queue.remove(job)

@@ -51,7 +51,7 @@ class ErrorBudget:
         self._is_trying = True
         self._failed_at.clear()
 
-    def answered(self) -> None:
+    def found_nothing(self) -> None:
         """The pool answered that it knows nothing: that ends a trial after a pause, too."""
         if self._is_trying:
             self.succeeded()

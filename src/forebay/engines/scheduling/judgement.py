@@ -44,7 +44,7 @@ class LoadJudgement:
         known, near = load.known, max(first, load.ready)
         if known <= near:
             return known
-        store = self._store_behind(tracked, near)
+        store = self._next_store_run(tracked, near)
         on_drives = known if store is None else min(known, max(near, store.first))
         wanted = self._worth_reading(tracked, near, on_drives) if on_drives > near else near
         if store is not None and wanted == on_drives < known:
@@ -55,14 +55,14 @@ class LoadJudgement:
     def why_less(self, tracked: TrackedRequest, first: int, wanted: int) -> Decision:
         """Why a request asks for no more chunks: a store, or the drives, are too slow."""
         near = max(first, tracked.load.ready)
-        store = self._store_behind(tracked, near)
+        store = self._next_store_run(tracked, near)
         is_next = store is not None and store.first <= max(near, wanted)
         return Decision.STORE_IS_SLOWER if is_next else Decision.COMPUTING_IS_FASTER
 
     def asked(self, tracked: TrackedRequest, first: int, wanted: int, now: float) -> None:
         """Note that a request asks for chunks [first, wanted)."""
         near = max(first, tracked.load.ready)
-        store = self._store_behind(tracked, near)
+        store = self._next_store_run(tracked, near)
         if store is not None and store.first < wanted:
             self._fetching.add(tracked.load.number)  # its duration says nothing about drives
         elif wanted > near:
@@ -72,7 +72,7 @@ class LoadJudgement:
     def deadline_ms(self, tracked: TrackedRequest, first: int, wanted: int, most: float) -> int:
         """How long a request waits for chunks [first, wanted); `most` at most."""
         near = max(first, tracked.load.ready)
-        store = self._store_behind(tracked, near)
+        store = self._next_store_run(tracked, near)
         if store is None or store.first >= wanted:
             return int(most)
         return int(fetching_ms((wanted - near) * self._shape.chunk_bytes, store, most))
@@ -125,7 +125,7 @@ class LoadJudgement:
             worth = max(worth, least_read(near * size - load.computed, self._min_tokens, size))
         return known if worth >= tokens else near + worth // size
 
-    def _store_behind(self, tracked: TrackedRequest, near: int) -> StoreRun | None:
+    def _next_store_run(self, tracked: TrackedRequest, near: int) -> StoreRun | None:
         """The first run of chunks after the first `near` that lies in a store, if any."""
         found = tracked.load.found
         runs = found.stores if found is not None else []

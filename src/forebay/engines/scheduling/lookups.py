@@ -238,7 +238,7 @@ class Lookups:
         if load.known < found.known:
             tracked.store.junction = found.known
         if not found.known:
-            self._budget.answered()
+            self._budget.found_nothing()
         if self.when_found is not None:
             self.when_found(tracked, found.known, found.ready)
 

@@ -49,11 +49,11 @@ class ForebayStorage(HiCacheStorage):
         self._pool = mem_pool_host
         begin = self._boundary.call(_unknown, partial(self._read, mem_pool_host))
         if begin is None:
-            self._rank.decline(Obstacle(SharingState.DECLINED, _NO_PAGES, "unknown release"))
+            self._rank.disable(Obstacle(SharingState.DECLINED, _NO_PAGES, "unknown release"))
         elif self._must_begin:
             begin()
         else:
-            self._boundary.call(self._give_up, begin)
+            self._boundary.call(self._disable_after_failure, begin)
 
     def _read(self, pool: Any) -> Callable[[], None]:
         """Read what SGLang tells of itself; returns a call that begins to share by it."""
@@ -62,15 +62,15 @@ class ForebayStorage(HiCacheStorage):
         have_changed = partial(weight_updates.have_changed, engine.updater())
         return partial(self._rank.begin, facts, shape, memory, have_changed)
 
-    def _give_up(self) -> None:
+    def _disable_after_failure(self) -> None:
         """Starting has failed, and the boundary has logged it: serve as without Forebay."""
-        self._rank.decline(Obstacle(SharingState.NO_POOL, "it could not begin", "failed"))
+        self._rank.disable(Obstacle(SharingState.NO_POOL, "it could not begin", "failed"))
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """There is another host pool beside that of full attention: decline such models."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if not engine.is_main_pool(host_pool_name) and self._rank.obstacle is None:
-            self._rank.decline(Obstacle(SharingState.DECLINED, _SEVERAL_POOLS, "several pools"))
+            self._rank.disable(Obstacle(SharingState.DECLINED, _SEVERAL_POOLS, "several pools"))
 
     # Called while SGLang serves.
 

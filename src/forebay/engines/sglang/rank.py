@@ -76,7 +76,7 @@ class EngineRank:
         if obstacle is None and isinstance(directory, Obstacle):
             obstacle = directory
         if obstacle is not None:
-            self.decline(obstacle)
+            self.disable(obstacle)
             return
         path = find_pool(_near_gpus(self._settings, facts.arguments))
         self._space = EngineNamespace(identity.fields_of(facts, shape, memory))
@@ -87,7 +87,7 @@ class EngineRank:
             self._weights = WeightsHash(str(directory))
         self.store = PageStore(path, self._settings, self._namespace, self._clock)
 
-    def decline(self, obstacle: Obstacle) -> None:
+    def disable(self, obstacle: Obstacle) -> None:
         """Serve as without Forebay; StartupError where strict."""
         self.close()
         self.obstacle = obstacle
@@ -146,7 +146,7 @@ class EngineRank:
         if self.obstacle is not None or self._space is None:
             return None
         if self._have_changed() and not self._settings.keep_on_reset:  # verify: weights in memory
-            self._give_up(_CHANGED)
+            self._disable_while_running(_CHANGED)
             return None
         if self._space.name is None and self._weights is not None:
             if (digests := self._weights.poll()) is not None:
@@ -154,10 +154,12 @@ class EngineRank:
                 self._say()
             elif self._weights.why:
                 sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
-                self._give_up(Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence, "weights unknown"))
+                self._disable_while_running(
+                    Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence, "weights unknown")
+                )
         return self._space.name
 
-    def _give_up(self, obstacle: Obstacle) -> None:
+    def _disable_while_running(self, obstacle: Obstacle) -> None:
         self.obstacle = obstacle
         _log.warning(DISABLED, obstacle.sentence)
 

@@ -163,7 +163,7 @@ class PageStore:
             elif answer.reason in _FAILURES or now >= until:
                 self._budget.failed(now)
             else:
-                self._budget.answered()
+                self._budget.found_nothing()
 
     def _count(self, name: str, pages: int, asked: int) -> None:
         with self._lock:

@@ -98,7 +98,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             if self._must_begin:
                 self._try(start)
             else:
-                self.boundary.call(self._give_up, partial(self._try, start))
+                self.boundary.call(self._disable_after_failure, partial(self._try, start))
 
     def _try(self, start: Callable[[], None]) -> None:
         try:
@@ -110,7 +110,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self.obstacle = Obstacle(SharingState.NO_POOL, sentence, "no pool")
             self._disable(self.obstacle)
 
-    def _give_up(self) -> None:
+    def _disable_after_failure(self) -> None:
         """Starting has failed, and the boundary has logged it: serve as without Forebay."""
         self._scheduler = self._worker = self._told = None
         self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin", "failed")
@@ -165,7 +165,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if workers or self._shape.ranks > 1:
             self._take_shape(workers)
             if not identity.are_all(workers, self._shape):
-                self._stand_aside()
+                self._disable_for_worker()
                 return
         socket_path = find_pool(self.settings)
         self._model = str(config.model_config.model)
@@ -232,17 +232,17 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._start_with is not None:
             self._begin(partial(self._start_with, workers))
         elif self._scheduler is not None:
-            self._begin(partial(self._hear_only_worker, workers))
+            self._begin(partial(self._restart_if_shape_differs, workers))
 
-    def _hear_only_worker(self, workers: list[ShardMetadata]) -> None:
+    def _restart_if_shape_differs(self, workers: list[ShardMetadata]) -> None:
         """Start anew if workers have another shape than assumed; decline if a worker did."""
         if not identity.are_all(workers, self._shape):
-            self._stand_aside()
+            self._disable_for_worker()
             return
         has_unlike = any(each.unlike for each in workers)
         shape = identity.shape_of(self._config, self._cache, self.settings, workers)
         if has_unlike or shape != self._shape:
-            self._leave()
+            self._close_sides()
             directories = self._weights_directories(self._config)
             self._take_shape(workers)
             told = workers if has_unlike else []
@@ -255,7 +255,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning(_NOT_COMPRESSED, _NOT_BY_WORKERS)
         self._shape = shape
 
-    def _stand_aside(self) -> None:
+    def _disable_for_worker(self) -> None:
         """Share nothing, since some worker would not copy what the scheduler's side asks for."""
         if self._scheduler is not None:
             self._scheduler.close()
@@ -348,7 +348,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.drop_offers()
         if self._scheduler is not None and not self.settings.keep_on_reset:
-            self._namespace.retreat()
+            self._namespace.make_private()
             self._scheduler.root = None
             self._scheduler.reset()
             self._identify()
@@ -548,13 +548,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """The engine ends."""
-        self._leave()
+        self._close_sides()
         if self._onlooker is not None:
             self._onlooker.close()
         if self._scheduler is not None:
             _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 
-    def _leave(self) -> None:
+    def _close_sides(self) -> None:
         if self._idle is not None:
             self._idle.close()
         for side in (self._scheduler, self._worker):

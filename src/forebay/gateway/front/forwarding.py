@@ -121,7 +121,7 @@ class Forwarding:
                 failure = _failure_of(answer)
                 if failure is None:
                     assert isinstance(answer, EngineAnswer)
-                    engine.answers()
+                    engine.began_answer()
                     await self._pass(exchange, placed, answer)
                     return None
                 self._dispatcher.failed(engine, failure.why, is_gone=failure.is_gone)

@@ -74,7 +74,7 @@ class Dispatcher:
         self.engines = {each.name: EngineState(each) for each in config.engines}
         self.models: dict[str, ServedModel] = {}
         for engine in self.engines.values():
-            self._serves(engine.setting.model, engine)
+            self._add_model(engine.setting.model, engine)
         self.waiting = 0  # requests, of all models
         self.on_change: Callable[[], None] = _nothing  # called when a request waits or has ended
 
@@ -83,16 +83,16 @@ class Dispatcher:
         """All queues, each once."""
         return list({id(model.queue): model.queue for model in self.models.values()}.values())
 
-    def listed(self, engine: EngineState) -> None:
+    def add_models(self, engine: EngineState) -> None:
         """An engine has listed its models (adapters are models, too): serve them with it."""
         for name in engine.models:
-            self._serves(name, engine)
-        self.pump(engine)
+            self._add_model(name, engine)
+        self.dispatch(engine)
 
     async def place(self, request: RoutedRequest) -> Placement | NotPlaced:
         """Wait until an engine can start a new request, or refuse it. Its key must be known."""
         key = self.keys.states[request.key]
-        refusal = key.refusal(self._clock.monotonic()) or self._expect(request)
+        refusal = key.refusal(self._clock.monotonic()) or self._estimate_cost(request)
         if refusal is not None:
             return refusal
         model = self.models[request.model]
@@ -165,7 +165,7 @@ class Dispatcher:
             engine = self.engines[request.engine]
             engine.prefilled(request)
             if request.is_long:
-                self.pump(engine)
+                self.dispatch(engine)
 
     def end(self, request: RoutedRequest, served: ServedTokens) -> None:
         """A placed request is over: account for the tokens it took, and free its place."""
@@ -189,15 +189,15 @@ class Dispatcher:
         engine.failed(why, self._clock.monotonic(), is_gone=is_gone)
         if was_used and not engine.is_used:
             _log.warning("engine %s is not used: %s", engine.setting.name, why)
-            self.pump(engine)
+            self.dispatch(engine)
 
-    def pump(self, engine: EngineState | None = None) -> None:
+    def dispatch(self, engine: EngineState | None = None) -> None:
         """Start the requests that can start now: in an engine's queue, or in all queues if None."""
         if engine is not None:
-            self._pump(self.models[engine.setting.model].queue)
+            self._dispatch(self.models[engine.setting.model].queue)
             return
         for queue in self.queues:
-            self._pump(queue)
+            self._dispatch(queue)
 
     def holder(self, needs: Needs) -> EngineState | None:
         """The only engine that can answer such a request; None if any of its model can.
@@ -213,7 +213,7 @@ class Dispatcher:
         """The time, by the clock that times requests."""
         return self._clock.monotonic()
 
-    def _serves(self, name: str, engine: EngineState) -> None:
+    def _add_model(self, name: str, engine: EngineState) -> None:
         model = self.models.get(name)
         if model is None:
             if len(self.models) >= MODELS_MAX:
@@ -239,7 +239,7 @@ class Dispatcher:
             for other in models:
                 other.queue = shared
 
-    def _expect(self, request: RoutedRequest) -> NotPlaced | None:
+    def _estimate_cost(self, request: RoutedRequest) -> NotPlaced | None:
         """Estimate what a request will cost; a refusal if no engine of its model is used."""
         model = self.models[request.model]
         if not any(engine.is_used for engine in model.engines):
@@ -284,7 +284,7 @@ class Dispatcher:
         request.waiting = asyncio.get_running_loop().create_future()
         model.queue.push(request)
         self.waiting += 1
-        self._pump(
+        self._dispatch(
             model.queue
         )  # it may overtake requests that wait, as a short prompt overtakes long ones
         self.on_change()
@@ -305,7 +305,7 @@ class Dispatcher:
                 self.end(request, ServedTokens())
         return placed
 
-    def _pump(self, queue: RequestQueue) -> None:
+    def _dispatch(self, queue: RequestQueue) -> None:
         for name in queue.models:
             if not any(engine.is_used for engine in self.models[name].engines):
                 self._refuse_all(name, queue)
@@ -353,5 +353,5 @@ class Dispatcher:
         engine.end(request)
         if not engine.running:
             engine.idle_since = self._clock.monotonic()
-        self.pump(engine)
+        self.dispatch(engine)
         self.on_change()

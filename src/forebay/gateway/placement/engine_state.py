@@ -126,7 +126,7 @@ class EngineState:
                 self.prefill_rate, request.uncached_tokens / max(ttft_s, 0.001)
             )
 
-    def answers(self) -> None:
+    def began_answer(self) -> None:
         """It has begun an answer. Earlier failures still count, since the answer may break off."""
         if self.condition in {Condition.NEW, Condition.TRIAL}:
             self.condition, self.why = Condition.UP, ""
@@ -134,7 +134,7 @@ class EngineState:
     def succeeded(self) -> None:
         """It has answered a request completely."""
         self._failures.clear()
-        self.answers()
+        self.began_answer()
 
     def failed(self, why: str, now: float, *, is_gone: bool) -> None:
         """A request failed through this engine's fault; `is_gone`: nobody listens at its address.
@@ -148,7 +148,7 @@ class EngineState:
         if is_gone or is_often or self.condition is Condition.TRIAL:
             self.take_down(why)
 
-    def turn(self, power: Power, why: str, now: float) -> None:
+    def set_power(self, power: Power, why: str, now: float) -> None:
         """Set its power state from now on; at rest it loses its KV cache."""
         if power is Power.AWAKE:
             self.idle_since = now
@@ -163,12 +163,12 @@ class EngineState:
         self._failures.clear()
         self.prefixes.clear()
 
-    def found(self) -> None:
+    def clear_down(self) -> None:
         """If it was down, use it again: its process is a new one, or can be started."""
         if self.condition is Condition.DOWN:
             self.condition, self.why = Condition.NEW, ""
 
-    def is_healthy(self) -> None:
+    def found_healthy(self) -> None:
         """It has answered when asked for its health and models: judge if it can be used."""
         if self.setting.model not in self.models:
             self.condition = Condition.OTHER_MODEL

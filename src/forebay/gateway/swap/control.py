@@ -19,7 +19,7 @@ SLEEP_S: Final = 300.0  # an engine's first sleep pins host memory, which takes 
 WAKE_S: Final = 300.0
 RELOAD_S: Final = 1800.0  # loads weights from a disk, or over a network
 PROBE_S: Final = 120.0
-_HEAR_S: Final = 0.25  # between two looks at answers under way, during a probe
+_PIECES_S: Final = 0.25  # between two looks at answers under way, during a probe
 _LOOK_S: Final = 10.0
 _BYTES_MAX: Final = 64 << 20
 _LEVELS: Final = {Rest.LEVEL_1: 1, Rest.LEVEL_2: 2}
@@ -81,17 +81,17 @@ class SleepControl:
             return f"it did not wake: {is_sleeping.why}"
         return "it sleeps on" if is_sleeping else ""
 
-    async def probe(self, heard: Callable[[], int] = lambda: 0) -> str:
+    async def probe(self, pieces: Callable[[], int] = lambda: 0) -> str:
         """Have it compute one token, since even an engine that sleeps reports that it is healthy.
 
         Answers that it has kept may leave no room for that. A further piece of them proves as much;
-        `heard` counts these pieces.
+        `pieces` counts them.
         """
-        before, asked = heard(), asyncio.ensure_future(self._compute())
+        before, asked = pieces(), asyncio.ensure_future(self._compute())
         try:
-            while heard() == before and not asked.done():
-                await asyncio.wait([asked], timeout=_HEAR_S)
-            return "" if heard() != before else asked.result()
+            while pieces() == before and not asked.done():
+                await asyncio.wait([asked], timeout=_PIECES_S)
+            return "" if pieces() != before else asked.result()
         finally:
             asked.cancel()
 

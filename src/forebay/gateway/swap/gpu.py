@@ -49,7 +49,7 @@ class GpuTurns:
         self._paused: dict[str, float] = {}  # engines that sleep with answers under way → since
         self._swap_s = max((lifecycle.engine.wake_s for lifecycle in engines), default=0.0)
         for lifecycle in engines:
-            self._turn(lifecycle, Power.UNKNOWN, "not asked yet")
+            self._set_power(lifecycle, Power.UNKNOWN, "not asked yet")
 
     def changed(self) -> None:
         """Note that a request waits, or has ended, somewhere in the gateway."""
@@ -65,7 +65,7 @@ class GpuTurns:
             if decision.swap is not None:
                 await self._swap(decision.swap)
             else:
-                await self._rest(min(decision.again - now, LOOK_S))
+                await self._wait_for_change(min(decision.again - now, LOOK_S))
 
     async def _check(self) -> None:
         """Find out unknown states, and notice engines that have ended or do not serve any more."""
@@ -73,7 +73,7 @@ class GpuTurns:
             engine, owned = lifecycle.engine, lifecycle.owned
             is_lost = engine.power is Power.AWAKE and engine.condition is Condition.DOWN
             if engine.power in RESTING:
-                engine.found()  # answers that broke off when it was stopped are not its fault
+                engine.clear_down()  # answers that broke off when it was stopped are not its fault
             if engine.power is Power.UNKNOWN or (
                 engine.power is Power.BROKEN and self._dispatcher.now() >= lifecycle.retry_at
             ):
@@ -94,18 +94,18 @@ class GpuTurns:
         if power is Power.BROKEN:
             self._broken(lifecycle, why)
             return
-        lifecycle.engine.found()
-        self._turn(lifecycle, power, "found so")
+        lifecycle.engine.clear_down()
+        self._set_power(lifecycle, power, "found so")
         if power is Power.AWAKE:
             await self._look(lifecycle.engine)
-        self._dispatcher.pump(lifecycle.engine)
+        self._dispatcher.dispatch(lifecycle.engine)
 
     def _ended(self, lifecycle: EngineLifecycle) -> None:
         _log.warning("engine %s: its process has ended", lifecycle.name)
         lifecycle.engine.take_down("its process has ended")
-        lifecycle.engine.found()  # it can be started
+        lifecycle.engine.clear_down()  # it can be started
         lifecycle.is_new = lifecycle.rest is not Rest.STOP
-        self._turn(lifecycle, Power.OFF, "its process has ended")
+        self._set_power(lifecycle, Power.OFF, "its process has ended")
 
     def _broken(self, lifecycle: EngineLifecycle, why: str) -> None:
         wait_s = min(RETRY_S * 2.0**lifecycle.failures, RETRY_S_MAX)
@@ -114,8 +114,10 @@ class GpuTurns:
         if lifecycle.engine.power is not Power.BROKEN:
             _log.warning("engine %s is not used: %s", lifecycle.name, why)
         lifecycle.engine.take_down(why)
-        self._turn(lifecycle, Power.BROKEN, why)
-        self._dispatcher.pump(lifecycle.engine)  # refuses requests that no other engine can answer
+        self._set_power(lifecycle, Power.BROKEN, why)
+        self._dispatcher.dispatch(
+            lifecycle.engine
+        )  # refuses requests that no other engine can answer
 
     def _views(self) -> list[EngineView]:
         return [
@@ -141,7 +143,7 @@ class GpuTurns:
         found = min(math.inf if since is None else since, paused)
         return None if found == math.inf else found
 
-    async def _rest(self, duration_s: float) -> None:
+    async def _wait_for_change(self, duration_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(duration_s, 0.0)):
                 await self._changed.wait()
@@ -156,13 +158,13 @@ class GpuTurns:
     async def _put_to_sleep(self, swap: Swap) -> bool:
         lifecycle = self._engines[swap.sleeps]
         why = f"for {swap.wakes}: {swap.why}" if swap.wakes else swap.why
-        self._turn(lifecycle, Power.DRAINING, why)
+        self._set_power(lifecycle, Power.DRAINING, why)
         await lifecycle.prepare()
         if not await self._drain(lifecycle, swap):
-            self._turn(lifecycle, Power.AWAKE, "nobody waits for another any more")
-            self._dispatcher.pump(lifecycle.engine)
+            self._set_power(lifecycle, Power.AWAKE, "nobody waits for another any more")
+            self._dispatcher.dispatch(lifecycle.engine)
             return False
-        self._turn(lifecycle, Power.FALLING_ASLEEP, why)
+        self._set_power(lifecycle, Power.FALLING_ASLEEP, why)
         power, failed = await lifecycle.fall_asleep()
         for each in failed:
             self._metrics.swap_failed.add(labels=(lifecycle.name, each.partition(":")[0]))
@@ -171,13 +173,13 @@ class GpuTurns:
             self._broken(lifecycle, failed[-1])
             return False
         if power is Power.AWAKE:
-            self._turn(lifecycle, power, f"it did not sleep: {failed[-1]}")
-            self._dispatcher.pump(lifecycle.engine)
+            self._set_power(lifecycle, power, f"it did not sleep: {failed[-1]}")
+            self._dispatcher.dispatch(lifecycle.engine)
             return False
         if lifecycle.engine.running:
             self._metrics.kept.add(lifecycle.engine.running, (lifecycle.name,))
             self._paused[lifecycle.name] = self._dispatcher.now()
-        self._turn(lifecycle, power, why)
+        self._set_power(lifecycle, power, why)
         return True
 
     async def _drain(self, lifecycle: EngineLifecycle, swap: Swap) -> bool:
@@ -193,7 +195,7 @@ class GpuTurns:
             if left_s <= 0 and lifecycle.rest is not Rest.STOP:
                 break
             self._changed.clear()
-            await self._rest(min(left_s, LOOK_S) if left_s > 0 else LOOK_S)
+            await self._wait_for_change(min(left_s, LOOK_S) if left_s > 0 else LOOK_S)
             if was_wanted and wakes is not None and self._waiting_since(wakes) is None:
                 return False
         return True
@@ -201,7 +203,7 @@ class GpuTurns:
     async def _wake(self, lifecycle: EngineLifecycle, why: str, begun: float) -> None:
         is_asleep = lifecycle.engine.power is Power.ASLEEP
         woken = self._dispatcher.now()
-        self._turn(lifecycle, Power.WAKING, why)
+        self._set_power(lifecycle, Power.WAKING, why)
         if failure := await lifecycle.wake(is_asleep=is_asleep):
             self._metrics.swap_failed.add(labels=(lifecycle.name, "wake"))
             self._broken(lifecycle, failure)
@@ -214,14 +216,14 @@ class GpuTurns:
         self._paused.pop(lifecycle.name, None)
         self._metrics.swaps.add(labels=(lifecycle.name,))
         self._metrics.wake_s.observe(now - woken, (lifecycle.name,))
-        lifecycle.engine.found()
+        lifecycle.engine.clear_down()
         lifecycle.engine.succeeded()
-        self._turn(lifecycle, Power.AWAKE, why)
+        self._set_power(lifecycle, Power.AWAKE, why)
         await self._look(lifecycle.engine)
-        self._dispatcher.pump(lifecycle.engine)
+        self._dispatcher.dispatch(lifecycle.engine)
 
-    def _turn(self, lifecycle: EngineLifecycle, power: Power, why: str) -> None:
+    def _set_power(self, lifecycle: EngineLifecycle, power: Power, why: str) -> None:
         before = lifecycle.engine.power
-        lifecycle.engine.turn(power, why, self._dispatcher.now())
+        lifecycle.engine.set_power(power, why, self._dispatcher.now())
         if before is not power:
             _log.info("engine %s is %s%s", lifecycle.name, power, f": {why}" if why else "")

@@ -66,7 +66,7 @@ class EngineLifecycle:
         # An engine that was broken has computed nothing since; others may be busy for long.
         why = await self._control.probe() if self.engine.power is Power.BROKEN else ""
         if why and self.owned is None:
-            await self._give_gpu_back()
+            await self._sleep_if_awake()
         return (Power.BROKEN if why else Power.AWAKE), why
 
     async def is_awake(self) -> bool:
@@ -102,7 +102,7 @@ class EngineLifecycle:
         if is_asleep and not self._has_ended():
             why = await self._wake_up()
             if why and self.owned is None:
-                await self._give_gpu_back()
+                await self._sleep_if_awake()
             if not why or self.owned is None:
                 return why
             _log.warning("engine %s is started anew: %s", self.name, why)
@@ -126,7 +126,7 @@ class EngineLifecycle:
             return why
         return await self._control.probe(lambda: self.engine.pieces)
 
-    async def _give_gpu_back(self) -> None:
+    async def _sleep_if_awake(self) -> None:
         """Try to put an engine to sleep that computes nothing and cannot be stopped."""
         if await self.is_awake():
             await self._control.sleep(self.rest, _LADDER[0], SLEEP_S)

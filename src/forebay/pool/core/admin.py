@@ -113,7 +113,7 @@ class AdminOperations:
 
     def tick(self, now: float) -> None:
         """Continue clears that wait for writes and hashes in flight."""
-        self._dram.sweep()
+        self._dram.drop_condemned()
         for clearing in list(self._clearing):
             digits = clearing.digits
             found = [c for c in self._dram.chunks if c.name.namespace.hex().startswith(digits)]

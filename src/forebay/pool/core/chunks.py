@@ -7,7 +7,7 @@ slot; `Dram` alone changes its state:
     LOADING   a lower tier writes into the slot      → READY (verified) or dropped (miss)
     READY     can be read; may be pinned, and may be being written to lower tiers
               → dropped (evicted, damaged, cleared, its prefix is gone), if nobody uses it;
-              what is damaged or cleared while it is in use is leaving: nobody finds it any more
+              what is damaged or cleared while it is in use is condemned: nobody finds it
 
 Promised: no chunk that can be found has a hole before it. Its parent is in some tier, and when the
 last copy of the parent goes, what continues it in DRAM goes too. Not thread-safe: the pool's thread
@@ -116,9 +116,9 @@ class ChunkTable:
         self._by_key: dict[bytes, Chunk] = {}
         self._by_offset: dict[int, Chunk] = {}
         self._children: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
-        # Keys of chunks that are READY and not leaving: lookups need no more.
+        # Keys of chunks that are READY and not condemned: lookups need no more.
         self._ready: set[bytes] = set()
-        self._leaving: set[bytes] = set()  # keys of chunks that go when nobody uses them
+        self._condemned: set[bytes] = set()  # keys of chunks that go when nobody uses them
         self._namespaces = NamespaceTable()
         self.payload_bytes = 0
 
@@ -129,13 +129,13 @@ class ChunkTable:
         return iter(self._by_key.values())
 
     def get(self, key: bytes) -> Chunk | None:
-        """The chunk with a short key, in any state, leaving or not."""
+        """The chunk with a short key, in any state, condemned or not."""
         return self._by_key.get(key)
 
     def is_coming_or_ready(self, key: bytes) -> bool:
         """Whether a chunk is READY or LOADING, so that a lookup finds it."""
         chunk = self._by_key.get(key)
-        if chunk is None or key in self._leaving:
+        if chunk is None or key in self._condemned:
             return False
         return chunk.state is not SlotState.FILLING
 
@@ -159,15 +159,15 @@ class ChunkTable:
         """Whether this chunk is READY; the only method that any thread may call."""
         return key in self._ready
 
-    def is_leaving(self, key: bytes) -> bool:
+    def is_condemned(self, key: bytes) -> bool:
         """Whether a chunk is to go once nobody uses it; until then no other can have its key."""
-        return key in self._leaving
+        return key in self._condemned
 
-    def before_leaving(self, keys: list[bytes]) -> list[bytes]:
-        """The keys up to the first that is leaving."""
-        if self._leaving.isdisjoint(keys):  # the usual case
+    def before_condemned(self, keys: list[bytes]) -> list[bytes]:
+        """The keys up to the first that is condemned."""
+        if self._condemned.isdisjoint(keys):  # the usual case
             return keys
-        return list(takewhile(lambda key: key not in self._leaving, keys))
+        return list(takewhile(lambda key: key not in self._condemned, keys))
 
     def at(self, offset: int) -> Chunk | None:
         """The chunk in a slot."""
@@ -199,10 +199,10 @@ class ChunkTable:
         chunk.state = SlotState.READY
         self._ready.add(chunk.key)
 
-    def set_leaving(self, chunk: Chunk) -> None:
+    def set_condemned(self, chunk: Chunk) -> None:
         """Nobody finds this chunk any more, though it is in use."""
         self._ready.discard(chunk.key)
-        self._leaving.add(chunk.key)
+        self._condemned.add(chunk.key)
 
     def rename(self, chunk: Chunk, name: RecordName) -> None:
         """Give a loaded chunk the full name that its record has."""
@@ -216,7 +216,7 @@ class ChunkTable:
         """A chunk has no slot any more."""
         del self._by_key[chunk.key]
         self._ready.discard(chunk.key)
-        self._leaving.discard(chunk.key)
+        self._condemned.discard(chunk.key)
         del self._by_offset[chunk.offset]
         self._unlink(chunk)
         self._leave(chunk)

@@ -28,7 +28,7 @@ from forebay.tiers.contract import EvictionCause, Removed
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 from forebay.tiers.quotas import Quotas
 
-_SWEPT_BYTES_MAX: Final = 64 << 20  # zeroed by one sweep
+_WIPED_BYTES_MAX: Final = 64 << 20  # wiped by one call
 _STORED: Final = (DRAM, Direction.STORE)
 _TRIES_MAX: Final = 64  # victims asked of the policy for one slot; more would be a bug
 
@@ -253,7 +253,7 @@ class Dram:
 
     def has(self, key: bytes) -> bool:
         """Whether a chunk with this short key is in any tier, or on its way into DRAM."""
-        is_here = self.chunks.get(key) is not None and not self.chunks.is_leaving(key)
+        is_here = self.chunks.get(key) is not None and not self.chunks.is_condemned(key)
         return is_here or self._stack.has(key)
 
     def is_known(self, parent: bytes) -> bool:
@@ -334,10 +334,10 @@ class Dram:
         for chunk in condemned:
             self._condemned.setdefault(chunk, cause)
         for chunk in condemned:
-            self._drop_condemned(chunk, wipe=False)
+            self._drop_if_unused(chunk, wipe=False)
         kept = condemned & self._condemned.keys()
         for chunk in kept:
-            self.chunks.set_leaving(chunk)
+            self.chunks.set_condemned(chunk)
             self.lost_keys.left(chunk.key, self._condemned[chunk])
         return len(kept)
 
@@ -345,12 +345,12 @@ class Dram:
         """Whether a chunk was cleared, or found damaged, while it was in use."""
         return chunk in self._condemned
 
-    def sweep(self) -> None:
+    def drop_condemned(self) -> None:
         """Drop condemned chunks that are no longer in use, and wipe their slots."""
         wiped_bytes = 0
         for chunk in list(self._condemned):
-            wiped_bytes += self._drop_condemned(chunk, wipe=True)
-            if wiped_bytes >= _SWEPT_BYTES_MAX:
+            wiped_bytes += self._drop_if_unused(chunk, wipe=True)
+            if wiped_bytes >= _WIPED_BYTES_MAX:
                 break  # the rest follows with the next tick
 
     def used_bytes(self, offset: int) -> int:
@@ -360,7 +360,7 @@ class Dram:
             return self.slab.slot_bytes_at(offset)
         return chunk.length if chunk.state is SlotState.READY else padded(chunk.length)
 
-    def _drop_condemned(self, chunk: Chunk, *, wipe: bool) -> int:
+    def _drop_if_unused(self, chunk: Chunk, *, wipe: bool) -> int:
         """Drop a condemned chunk if it is still here and not in use; returns the bytes wiped."""
         is_here = self.chunks.get(chunk.key) is chunk
         if is_here and chunk.is_busy:

@@ -148,7 +148,7 @@ class TierStack:
 
     def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, counted from the first, are in any tier; the first `ready` are in DRAM."""
-        keys = self._chunks.before_leaving(keys)  # a copy below has to wait for this slot
+        keys = self._chunks.before_condemned(keys)  # a copy below has to wait for this slot
         at = ready
         is_unknown = False
         by_tier = [0] * len(self._tiers)

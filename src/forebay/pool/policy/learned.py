@@ -90,7 +90,7 @@ class Learned(Policy):
             self._visits.learn()
         visit = self._begin(keys, found, now)
         rows = list(map(self._forest.row_of.get, keys[:found]))
-        start = self._touch(visit, keys, rows)
+        start = self._assign(visit, keys, rows)
         if start is None and found < len(keys):
             start = keys[found]
         if start is not None:
@@ -155,7 +155,7 @@ class Learned(Policy):
             else:
                 self._emptied(visit)
         if above != NONE and not forest.children[above]:
-            self._expose(above)
+            self._make_tail(above)
 
     def pin(self, *keys: bytes) -> None:
         pins = self._forest.pins
@@ -322,22 +322,22 @@ class Learned(Policy):
         mean_s = mean_gap_s((gaps or {}).get(kind, 0.0), now - visits.at_s[before])
         return {**(gaps or {}), kind: mean_s}
 
-    def _touch(self, visit: int, keys: Sequence[bytes], rows: list[int | None]) -> bytes | None:
+    def _assign(self, visit: int, keys: Sequence[bytes], rows: list[int | None]) -> bytes | None:
         """Give a visit the rows that DRAM has of a chain; returns the first key that DRAM lacks."""
         held = [row for row in rows if row is not None]
         count = len(held)
         if held == rows[:count] and self._forest.is_path(held):
-            self._take_over(visit, held)
+            self._assign_path(visit, held)
             return keys[count] if count < len(rows) else None
-        return self._touch_parts(visit, keys, rows)
+        return self._assign_parts(visit, keys, rows)
 
-    def _take_over(self, visit: int, rows: list[int]) -> None:
+    def _assign_path(self, visit: int, rows: list[int]) -> None:
         """Give a visit a path from a root on: thousands of chunks, but few earlier visits."""
         visit_of, tail = self._forest.visit, self._visits.tail
-        touched = set(map(visit_of.__getitem__, rows))
+        earlier = set(map(visit_of.__getitem__, rows))
         for row in rows:
             visit_of[row] = visit
-        for before in touched:
+        for before in earlier:
             if tail[before] != NONE and visit_of[tail[before]] == visit:
                 tail[before] = NONE
                 self._emptied(before)
@@ -345,10 +345,10 @@ class Learned(Policy):
             tail[visit] = rows[-1]
             self._enqueue(visit)
 
-    def _touch_parts(
+    def _assign_parts(
         self, visit: int, keys: Sequence[bytes], rows: list[int | None]
     ) -> bytes | None:
-        """As `_touch`, where chunks are missing in between: each part gets a visit of its own."""
+        """As `_assign`, where chunks are missing in between: each part gets a visit of its own."""
         visit_of, tail = self._forest.visit, self._visits.tail
         owner, below, lacking = visit, NONE, None
         tails: list[int] = []
@@ -357,7 +357,7 @@ class Learned(Policy):
                 lacking = key
                 continue
             if tails and self._forest.parent[below] != row:
-                owner = self._like(visit)  # the part above a hole leaves on its own
+                owner = self._unwatched_copy(visit)  # the part above a hole leaves on its own
             before, visit_of[row] = visit_of[row], owner
             if owner not in tails:
                 tails.append(owner)
@@ -372,7 +372,7 @@ class Learned(Policy):
             self._enqueue(owner)
         return lacking
 
-    def _like(self, visit: int) -> int:
+    def _unwatched_copy(self, visit: int) -> int:
         """A new visit of the same kind and age, which is not watched."""
         visits = self._visits
         other = visits.begin(visits.cell[visit], None, visits.at_s[visit])
@@ -421,7 +421,7 @@ class Learned(Policy):
         """The visit of a new chunk: the one that it continues, or a new one like that."""
         if ahead_of != NONE:
             is_next = self._visits.tail[ahead_of] in (NONE, above)
-            return ahead_of if is_next else self._like(ahead_of)
+            return ahead_of if is_next else self._unwatched_copy(ahead_of)
         visits, forest = self._visits, self._forest
         visit = self._starts.get(key, NONE)
         if visit == NONE and above != NONE:
@@ -435,17 +435,17 @@ class Learned(Policy):
         visits.copy_dialog(visit, copy)
         return copy
 
-    def _expose(self, row: int) -> None:
+    def _make_tail(self, row: int) -> None:
         """A chunk has no child any more, so it is its visit's tail."""
         visits, visit = self._visits, self._forest.visit[row]
         if visits.tail[visit] not in (NONE, row):
-            visit = self._part(row, visit)
+            visit = self._split_off(row, visit)
         visits.tail[visit] = row
         self._enqueue(visit)
 
-    def _part(self, row: int, visit: int) -> int:
+    def _split_off(self, row: int, visit: int) -> int:
         """A damaged chunk left a hole in a path: the chunks above it get a visit of their own."""
-        forest, part = self._forest, self._like(visit)
+        forest, part = self._forest, self._unwatched_copy(visit)
         while row != NONE and forest.visit[row] == visit:
             forest.visit[row] = part
             row = forest.parent[row]

@@ -84,7 +84,7 @@ class Writing:
             if since_s > young_s and not (idle or self._is_hurried or self._is_stuck):
                 return None
             row = self._forest.row_of.get(key, NONE)
-            if row != NONE and self._flags[row] & QUEUED and self._is_before_its_parent(row):
+            if row != NONE and self._flags[row] & QUEUED and self._is_parent_queued(row):
                 self._waiting.rotate(-1)
                 continue
             if row == NONE or not self._flags[row] & QUEUED or not self._is_wanted(row, now):
@@ -116,7 +116,7 @@ class Writing:
             self._verdict[visit] = ADMITTED if admitted else REJECTED
         return self._verdict[visit] == ADMITTED
 
-    def _is_before_its_parent(self, row: int) -> bool:
+    def _is_parent_queued(self, row: int) -> bool:
         """Whether the parent waits behind its child: it was refused, and asked for again since."""
         above = self._forest.parent[row]
         return above != NONE and bool(self._flags[above] & QUEUED)

@@ -55,7 +55,11 @@ class Roles:
             return None  # it may look; clearing and resizing are judged when asked for
         if connection.peer.uid not in self.engines:
             return f"user {connection.peer.uid} may not load or store here; see --allow-uid."
-        return "the pool has no place for another engine now." if connection.is_reserve else None
+        return (
+            "the pool has no place for another engine now."
+            if connection.has_operator_place
+            else None
+        )
 
     def refusal(self, connection: Connection, message: ClientMessage) -> str | None:
         """Why this message is not acted upon, in one sentence; None if it is."""

@@ -51,7 +51,7 @@ class Connection(Session):
         self.opened = self.heard_at = opened  # monotonic
         self.is_operator = False  # as told in Hello
         self.is_onlooker = False  # an engine that said it shares nothing
-        self.is_reserve = False  # it has one of the places for operators
+        self.has_operator_place = False  # it has one of the places for operators
         self.kinds: set[type] = set()  # types of the messages that came
         self.served = 0  # the round in which it last had its turn
         self.is_blocked = False  # the server waits until the kernel takes more output

@@ -146,7 +146,7 @@ class Engines:
         engine.connections -= 1
         if engine.has_hidden:
             engine.hidden_until = now + self._limits.hidden_s
-        self._judge(name, engine, now)
+        self._set_due(name, engine, now)
 
     def is_member(self, name: str, peer: Peer) -> bool:
         """Whether a process has joined under a name, as far as that can be seen."""
@@ -169,13 +169,13 @@ class Engines:
             engine = self._engines.get(name)
             if engine is not None:
                 engine.processes.discard(process.number)
-                self._judge(name, engine, now)
+                self._set_due(name, engine, now)
 
-    def settled(self, name: str, now: float) -> None:
+    def update_due(self, name: str, now: float) -> None:
         """An engine may have given back what it was lent: then its end does not matter any more."""
         engine = self._engines.get(name)
         if engine is not None:
-            self._judge(name, engine, now)
+            self._set_due(name, engine, now)
 
     def take_due(self, now: float) -> list[str]:
         """Engines that are gone for good, each once."""
@@ -203,7 +203,7 @@ class Engines:
         self._processes.clear()
         self._engines.clear()
 
-    def _judge(self, name: str, engine: _Engine, now: float) -> None:
+    def _set_due(self, name: str, engine: _Engine, now: float) -> None:
         if engine.connections:
             engine.due = None
         elif not self._lends(name):

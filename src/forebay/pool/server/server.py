@@ -176,7 +176,7 @@ class PoolServer:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             self._core.barrier.call("a socket's event", event, mask)
-        self._end_gone()
+        self._end_disconnected()
         for _ in range(len(self._calls)):
             self._core.barrier.call("a call of another thread", self._calls.popleft())
         self._rounds += 1
@@ -232,7 +232,7 @@ class PoolServer:
             connection.is_over = True
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
-        if not self._may_say(connection, message):
+        if not self._is_allowed(connection, message):
             return
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
@@ -255,9 +255,9 @@ class PoolServer:
             if work is not None:
                 connection.begin(work)
             if isinstance(message, Settled):
-                self._engines.settled(message.engine, self._clock.monotonic())
+                self._engines.update_due(message.engine, self._clock.monotonic())
 
-    def _may_say(self, connection: Connection, message: ClientMessage) -> bool:
+    def _is_allowed(self, connection: Connection, message: ClientMessage) -> bool:
         """Whether to act on a message; if not, its sender is told why, if it awaits an answer."""
         sentence = self._roles.refusal(connection, message)
         if sentence is None:
@@ -346,21 +346,21 @@ class PoolServer:
 
     def _make_place(self, connection: Connection) -> bool:
         """Whether there is a place for a newcomer; another connection may be displaced."""
-        reserve = {each for each in self._connections if each.is_reserve}
+        in_operator_places = {each for each in self._connections if each.has_operator_place}
         is_short = self._acceptor.is_short  # out of descriptors
-        ordinary = len(self._connections) - len(reserve)
+        ordinary = len(self._connections) - len(in_operator_places)
         if ordinary < self._limits.connections_max and not is_short:
             return True
         has_given_way = self._one_gives_way(connection.peer)
         if not has_given_way and not is_short and connection.peer.uid in self._roles.operators:
-            connection.is_reserve = True
-            if len(reserve) >= self._limits.operators_max:
-                self._displace(min(reserve, key=lambda each: each.heard_at))
-        return has_given_way or connection.is_reserve
+            connection.has_operator_place = True
+            if len(in_operator_places) >= self._limits.operators_max:
+                self._displace(min(in_operator_places, key=lambda each: each.heard_at))
+        return has_given_way or connection.has_operator_place
 
     def _one_gives_way(self, peer: Peer) -> bool:
         """Displace a connection to make room for another process; whether one was."""
-        gone = gives_way(peer, [each for each in self._connections if not each.is_reserve])
+        gone = gives_way(peer, [each for each in self._connections if not each.has_operator_place])
         if gone is not None:
             self._displace(gone)
         return gone is not None
@@ -419,7 +419,7 @@ class PoolServer:
             ready = self._selector.get_key(connection.link).data
             self._selector.modify(connection.link, wanted, ready)
 
-    def _end_gone(self) -> None:
+    def _end_disconnected(self) -> None:
         """End connections and engines that are gone by now, before this round's requests."""
         for connection in [each for each in self._connections if each.is_over]:
             self._core.barrier.call("the end of a connection", self._end, connection)

@@ -11,7 +11,6 @@ from typing import Final, Generic, TypeVar
 
 from forebay.record.header import DEFAULT_TENANT, RecordName
 from forebay.record.region import ContentsEntry, short
-from forebay.tiers.ask_order import AskOrder
 from forebay.tiers.catalog.extent import Extent
 from forebay.tiers.catalog.index import NO_PARENT, Index, RecordPlace
 from forebay.tiers.contract import (
@@ -22,6 +21,7 @@ from forebay.tiers.contract import (
     Removed,
     TierListener,
 )
+from forebay.tiers.eviction_order import EvictionOrder
 
 _BATCH: Final = 512
 E = TypeVar("E", bound=Extent)
@@ -42,7 +42,7 @@ class Catalog(Generic[E]):
         self._rows: dict[int, array[int]] = {}  # extent number → rows settled in it
         self._unavailable: frozenset[int] = frozenset()  # extents on drives that are off
         self._numbers = 0
-        self._order = AskOrder()
+        self._order = EvictionOrder()
 
     def number(self) -> int:
         """A new extent number, never given before."""

@@ -37,7 +37,7 @@ class RemoteStore:
     digest: Digest | None  # of the payload, where it is known
 
 
-class Order:
+class DeleteOrder:
     """Something that a caller waits for while the tier's thread does it."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Order:
         self._done.wait()
 
 
-class Remembrance:
+class RememberOrder:
     """A tenant that a store is to remember as forgotten; a caller waits until it does."""
 
     def __init__(self, tenant: bytes) -> None:
@@ -92,7 +92,7 @@ class Inbox:
         self._is_closed = False
         self._loads: deque[RemoteLoad] = deque()
         self._stores: deque[RemoteStore] = deque()
-        self._orders: deque[Order | Remembrance] = deque()
+        self._orders: deque[DeleteOrder | RememberOrder] = deque()
         self._probe: ProbeDone | None = None  # that waits
         self._is_probing = False  # one waits or is under way
         self._waiting_loads = 0
@@ -120,14 +120,14 @@ class Inbox:
             self._stores.append(job)
         return None
 
-    def put_order(self, order: Order | Remembrance) -> bool:
+    def put_order(self, order: DeleteOrder | RememberOrder) -> bool:
         """Leave an order; False if the tier is closed."""
         with self._lock:
             if not self._is_closed:
                 self._orders.append(order)
             return not self._is_closed
 
-    def take(self) -> tuple[list[RemoteLoad], list[RemoteStore], list[Order | Remembrance]]:
+    def take(self) -> tuple[list[RemoteLoad], list[RemoteStore], list[DeleteOrder | RememberOrder]]:
         """Everything left since the last call."""
         with self._lock:
             taken = list(self._loads), list(self._stores), list(self._orders)

@@ -48,7 +48,7 @@ from forebay.tiers.remote.io.probing import RemoteProbing
 from forebay.tiers.remote.io.reading import RemoteReading
 from forebay.tiers.remote.io.upkeep import Upkeep
 from forebay.tiers.remote.io.writing import RemoteWriting
-from forebay.tiers.remote.jobs import Inbox, Order, Remembrance, RemoteLoad, RemoteStore
+from forebay.tiers.remote.jobs import DeleteOrder, Inbox, RememberOrder, RemoteLoad, RemoteStore
 from forebay.tiers.remote.lending import Lending
 from forebay.tiers.remote.options import RemoteOptions, pack_cap_bytes
 from forebay.tiers.remote.own import OwnPacks
@@ -274,7 +274,7 @@ class RemoteTier(Tier):
     ) -> int:
         """See Tier. What other hosts have is theirs to erase."""
         self._catalog.forget_namespace(namespace)
-        return self._ordered(Order(namespace, is_erasure=True))
+        return self._ordered(DeleteOrder(namespace, is_erasure=True))
 
     def packs_of_others(self) -> dict[bytes, int]:
         """See Tier."""
@@ -283,7 +283,7 @@ class RemoteTier(Tier):
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:  # noqa: ARG002 - likewise
         """See Tier. What other hosts have is theirs to forget."""
         size_bytes = self.held_by_tenants().get(tenant, 0)
-        order = Order(tenant=tenant, is_erasure=True)
+        order = DeleteOrder(tenant=tenant, is_erasure=True)
         count = self._ordered(order)
         if order.is_partial:
             return Forgotten(count, failure=_UNREAD)
@@ -297,19 +297,19 @@ class RemoteTier(Tier):
 
     def remember_forgotten(self, tenant: bytes) -> str:
         """See Tier. In the store, beside what this host publishes."""
-        wish = Remembrance(tenant)
+        order = RememberOrder(tenant)
         if len(self.parts.remembered) >= FORGOTTEN_MAX:
             return f"{self.parts.path} remembers {FORGOTTEN_MAX} tenants, and no more"
-        if self.parts.inbox.put_order(wish):
+        if self.parts.inbox.put_order(order):
             self._wake()
-            wish.wait()
-        return "" if wish.is_kept else f"{self.parts.path} cannot be told to remember it"
+            order.wait()
+        return "" if order.is_kept else f"{self.parts.path} cannot be told to remember it"
 
     def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
         """See Tier."""
         self.parts.forget(tenants)  # so that packs found later are covered, too
         for tenant in tenants & self.held_by_tenants().keys():
-            if self.parts.inbox.put_order(Order(tenant=tenant, is_erasure=True)):
+            if self.parts.inbox.put_order(DeleteOrder(tenant=tenant, is_erasure=True)):
                 self._wake()
 
     def held_by_tenants(self) -> dict[bytes, int]:
@@ -331,10 +331,10 @@ class RemoteTier(Tier):
         if cap_bytes < self.parts.own.quotas.floors_bytes:
             raise DirectoryError(f"{path} cannot be so small: {FLOORS}.")
         self.parts.cap_bytes = cap_bytes
-        self._ordered(Order(is_erasure=False))
+        self._ordered(DeleteOrder(is_erasure=False))
         return True
 
-    def _ordered(self, order: Order) -> int:
+    def _ordered(self, order: DeleteOrder) -> int:
         if self.parts.inbox.put_order(order):
             self._wake()
             order.wait()
@@ -416,7 +416,7 @@ class RemoteTier(Tier):
         for store in stores:
             self._writing.add(store, now)
         for order in orders:
-            if isinstance(order, Remembrance):
+            if isinstance(order, RememberOrder):
                 self.upkeep.remember(order)
             else:
                 self._writing.order(order)

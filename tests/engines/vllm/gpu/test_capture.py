@@ -45,6 +45,6 @@ def test_graphs_are_captured_while_a_slab_is_registered() -> None:
         graph.replay()
         assert torch.equal(taken, 200 * given)
     with changed:
-        registration.leave()
+        registration.unregister()
     registration._thread.join(60)
-    assert registration.has_left()
+    assert registration.is_unregistered()

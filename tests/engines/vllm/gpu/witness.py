@@ -173,5 +173,5 @@ class WitnessExtension(CountsExtension):
             side._copies._driver.register = lambda *_: "none is left"
         if side._early is not None:  # what it has registered goes as well
             side._early.end()
-            wait_until(lambda: side._leave_early(side._copies), "the slab to be left")
+            wait_until(lambda: side._detach_early(side._copies), "the slab to be left")
         return True

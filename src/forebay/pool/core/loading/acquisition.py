@@ -106,14 +106,14 @@ class Acquisition:
         for request in waiting:
             position = next(at for at, held in request.held.items() if held is chunk)
             self._dram.unpin_for_load(request.engine, request.held.pop(position))
-            self._fail(request, position)
+            self._truncate(request, position)
         self._dram.drop_damaged(chunk)
         for request in waiting:
             self.advance(request)
 
-    def cut(self, request: LoadRequest) -> None:
+    def end_stream(self, request: LoadRequest) -> None:
         """End a stream after what has come without a hole."""
-        self._fail(request, request.contiguous())
+        self._truncate(request, request.contiguous())
         self._end_if_complete(request)
 
     # Acquiring chunks for an ask.
@@ -210,7 +210,7 @@ class Acquisition:
         if position not in request.awaited:  # it may be awaited since its lookup
             outcome = self._promotions.fetch(request, position)
             if outcome is FetchOutcome.GONE:
-                self._fail(request, position)
+                self._truncate(request, position)
                 return True
             if outcome is FetchOutcome.NO_ROOM:
                 return False
@@ -255,7 +255,7 @@ class Acquisition:
             self._hold(request, position, chunk)
         else:
             self.damaged(chunk)
-            self._fail(request, position)
+            self._truncate(request, position)
         self.advance(request)
 
     def _fits(self, request: LoadRequest, slot_bytes: int) -> bool:
@@ -295,7 +295,7 @@ class Acquisition:
             return
         is_due = position < request.next  # otherwise it was read ahead
         if chunk.state is not SlotState.READY:
-            self._fail(request, position)
+            self._truncate(request, position)
         elif is_due:
             self._dram.pin_for_load(request.engine, chunk)
             self._hold(request, position, chunk)
@@ -303,9 +303,9 @@ class Acquisition:
             self._retention.retain_early(request, position)
         self.advance(request)
 
-    def _fail(self, request: LoadRequest, position: int) -> None:
-        """A chunk failed: cut off what follows it."""
-        self._promotions.cut_off(request, position)
+    def _truncate(self, request: LoadRequest, position: int) -> None:
+        """A chunk failed: want nothing from its position on, and unpin what follows it."""
+        self._promotions.truncate(request, position)
         if request.state is LoadState.PROMISED:
             # What was handed out after it stays pinned until released: it may be being copied.
             self._replies.failed(request, position)
@@ -326,7 +326,7 @@ class Acquisition:
         for behind in [held for held in request.held if held >= request.next]:
             self._dram.unpin_for_load(request.engine, request.held.pop(behind))
         if request.awaited:
-            self._promotions.leave(request)
+            self._promotions.stop_awaiting(request)
         self._hand_out(request)
 
     def _hand_out(self, request: LoadRequest) -> None:
@@ -358,7 +358,7 @@ class Acquisition:
         self._dram.unpin_for_load(request.engine, *request.held.values())
         request.held.clear()
         if request.awaited:
-            self._promotions.leave(request)
+            self._promotions.stop_awaiting(request)
         request.stop = request.next = 0
         request.state = LoadState.OVER
         self._retention.end(request)

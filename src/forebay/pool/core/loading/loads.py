@@ -134,7 +134,7 @@ class Loads:
             if request.state is not LoadState.PROMISED:
                 self._guarded(request, partial(self.acquisition.give_up, request))
             elif not request.is_acquired:
-                self._guarded(request, partial(self.acquisition.cut, request))
+                self._guarded(request, partial(self.acquisition.end_stream, request))
 
     def _read_ended(self, chunk: Chunk, operations: list[TierOperation]) -> None:
         waiting = list(self._promotions.end(chunk, operations))

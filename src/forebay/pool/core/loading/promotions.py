@@ -151,8 +151,8 @@ class Promotions:
     def _why_not(self, request: LoadRequest, position: int) -> FetchOutcome:
         """Why a chunk is not read: NO_ROOM for now, or GONE."""
         key = request.keys[position]
-        is_leaving = self._dram.chunks.is_leaving(key)  # its slot has to be free first
-        length = None if is_leaving else self._stack.length_of(key)
+        is_condemned = self._dram.chunks.is_condemned(key)  # its slot has to be free first
+        length = None if is_condemned else self._stack.length_of(key)
         if length is not None and self._fits_ever(request, length):
             return FetchOutcome.NO_ROOM
         if length is None and request.note.cut is None:  # lost since the lookup: note why here
@@ -180,22 +180,24 @@ class Promotions:
 
     def asked(self, request: LoadRequest, wanted: range) -> None:
         """A request asks for these of its chunks: stop waiting for others; these are due."""
-        self._leave(request, [position for position in request.awaited if position not in wanted])
+        self._stop_awaiting(
+            request, [position for position in request.awaited if position not in wanted]
+        )
         for position in request.awaited:
             chunk = self._dram.chunks.get(request.keys[position])
             if chunk is not None:
                 self._ahead.discard(chunk)
 
-    def cut_off(self, request: LoadRequest, position: int) -> None:
+    def truncate(self, request: LoadRequest, position: int) -> None:
         """A chunk cannot be loaded: the request stops waiting for it and all that follows."""
-        self._leave(request, [waited for waited in request.awaited if waited >= position])
-        request.cut_off(position)
+        self._stop_awaiting(request, [waited for waited in request.awaited if waited >= position])
+        request.truncate(position)
 
-    def leave(self, request: LoadRequest) -> None:
+    def stop_awaiting(self, request: LoadRequest) -> None:
         """A request stops waiting for anything."""
-        self._leave(request, list(request.awaited))
+        self._stop_awaiting(request, list(request.awaited))
 
-    def _leave(self, request: LoadRequest, positions: list[int]) -> None:
+    def _stop_awaiting(self, request: LoadRequest, positions: list[int]) -> None:
         """Stop waiting at these positions; a read that nobody waits for is charged to nobody.
 
         So nothing grows with requests that have gone while a tier hangs.

@@ -77,21 +77,21 @@ class ReadAhead:
         if not request.stop_awaiting(position, chunk.key):
             return
         if chunk.state is not SlotState.READY:
-            self._promotions.cut_off(request, position)
-        self._retain(request)
+            self._promotions.truncate(request, position)
+        self._retain_and_tell(request)
         self._retention.retain_early(request, position)
 
     def stop_retaining(self, request: LoadRequest) -> None:
         """Retain nothing for a request; what it holds since its ask stays."""
         self._retention.end(request)
         if request.state is LoadState.ARRIVED and request.awaited:
-            self._promotions.leave(request)
+            self._promotions.stop_awaiting(request)
 
     def _read_for(self, engine: str) -> None:
         chunks = self._dram.chunks
         for request in self._retention.unread(engine):
             # Nothing is read after a chunk that cannot be retained.
-            while self._retain(request) and request.wants_more:
+            while self._retain_and_tell(request) and request.wants_more:
                 if chunks.is_ready(request.keys[request.next]):
                     request.next += chunks.ready_prefix(request.keys[request.next : request.stop])
                     self._retention.retain(request)
@@ -109,13 +109,13 @@ class ReadAhead:
             if outcome is FetchOutcome.NO_ROOM:
                 return False
             if outcome is FetchOutcome.GONE:
-                self._promotions.cut_off(request, position)
+                self._promotions.truncate(request, position)
                 return True
             request.awaited.add(position)
         request.next = position + 1
         return True
 
-    def _retain(self, request: LoadRequest) -> bool:
+    def _retain_and_tell(self, request: LoadRequest) -> bool:
         """Retain what has come for a request, and tell its engine; False if not all of it fits."""
         retained = request.retained.chunks
         if request.next > retained and not self._is_here(request.keys[request.next - 1]):

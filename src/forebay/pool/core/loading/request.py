@@ -165,7 +165,7 @@ class LoadRequest:
         self.awaited.discard(position)
         return True
 
-    def cut_off(self, position: int) -> None:
+    def truncate(self, position: int) -> None:
         """A record cannot be loaded: want nothing from its position on."""
         self.stop = min(self.stop, position)
         self.next = min(self.next, self.stop)

@@ -130,7 +130,7 @@ class ChainLookups:
         """A bit for each of these records, the lowest first: whether any tier has it."""
         bits = 0
         for number, key in enumerate(short_keys(joined)):
-            if self._dram.chunks.is_leaving(key):
+            if self._dram.chunks.is_condemned(key):
                 continue
             in_dram = self._dram.chunks.is_coming_or_ready(key)
             if in_dram or (self._stack.has(key) and self._can_be_loaded(key)):

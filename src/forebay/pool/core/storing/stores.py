@@ -146,7 +146,7 @@ class Stores:
             if self._dram.has(short(key)):
                 self._refused(RefusalReason.HAVE, 1)
                 answer = ReserveAnswer.HAVE
-            elif self._dram.chunks.is_leaving(short(key)):
+            elif self._dram.chunks.is_condemned(short(key)):
                 answer = ReserveAnswer.LATER
             else:
                 above = run.parent if rule is GroupRule.LOCAL else name.parent

@@ -65,7 +65,7 @@ class Ledger:
         self.sent_bytes = self.received_bytes = 0
         self._day = 0
         self._spent = 0  # requests of that day
-        self._kept = 0  # the number stored in the store for that day
+        self._persisted = 0  # the number stored in the store for that day
         self._is_restored = False
         self._hours: deque[tuple[int, float]] = deque(maxlen=_HOURS)  # hour → dollars
 
@@ -85,7 +85,7 @@ class Ledger:
         limit = share * self.requests_a_day
         return bool(limit) and self.spent_on(day) + _RESERVE > limit
 
-    def fits(self, requests: int, day: int) -> bool:
+    def allows(self, requests: int, day: int) -> bool:
         """Whether so many may be made now; if not, a higher number must be stored first."""
         return requests <= self.room(day)
 
@@ -93,29 +93,29 @@ class Ledger:
         """How many requests may be made now."""
         if not self.requests_a_day:
             return _NO_LIMIT
-        kept = self._kept if day <= self._day else 0
-        return min(kept, self.requests_a_day) - self.spent_on(day)
+        persisted = self._persisted if day <= self._day else 0
+        return min(persisted, self.requests_a_day) - self.spent_on(day)
 
-    def to_keep(self, day: int) -> bytes | None:
+    def to_persist(self, day: int) -> bytes | None:
         """The number to store before more requests are made; None if that is not needed now."""
         if day < self._day - 1:  # the clock was far ahead: the count stays, and days pass again
             self._day = day
         if not self.requests_a_day or self.spent_on(day) >= self.requests_a_day:
             return None
         step = self.requests_a_day // _STEPS
-        if day <= self._day and self._kept - self._spent > step // 2:
+        if day <= self._day and self._persisted - self._spent > step // 2:
             return None
         most = min(self.spent_on(day) + step, self.requests_a_day)
-        if day <= self._day and most <= self._kept:
+        if day <= self._day and most <= self._persisted:
             return None
         return _SPENT.pack(_MAGIC, max(day, self._day), most)
 
-    def keeps(self, data: bytes) -> None:
+    def persisted(self, data: bytes) -> None:
         """The store has this now."""
         _, day, most = _SPENT.unpack(data)
         self._turn(day)
         if day == self._day:
-            self._kept = most
+            self._persisted = most
 
     def restore(self, data: bytes, day: int) -> None:
         """Count what an earlier process left in the store, once; other content is ignored."""
@@ -163,7 +163,7 @@ class Ledger:
 
     def _turn(self, day: int) -> None:
         if day > self._day:
-            self._day, self._spent, self._kept = day, 0, 0
+            self._day, self._spent, self._persisted = day, 0, 0
 
 
 NO_REQUESTS: Final = RequestCounts()

@@ -56,7 +56,7 @@ def unpack_used(data: memoryview | bytes) -> list[UsedRecord] | Damage:
     return [UsedRecord(*row) for row in _RECORD.iter_unpack(body[_HEADER.size :])]
 
 
-class Uses:
+class MergedUses:
     """The use of several hosts together."""
 
     def __init__(self) -> None:

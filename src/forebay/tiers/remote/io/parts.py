@@ -96,9 +96,9 @@ class RemoteParts:
         budget = share * self.ledger.requests_a_day
         return _DAY_S * requests / budget if budget else 0.0
 
-    def fits(self, requests: int = 1) -> bool:
+    def allows(self, requests: int = 1) -> bool:
         """Whether so many requests may be made now."""
-        return self.ledger.fits(requests + self._held_back, self.clock.day())
+        return self.ledger.allows(requests + self._held_back, self.clock.day())
 
     def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
         """Ask the child, and count what that asks of the store; see `Link.call`."""

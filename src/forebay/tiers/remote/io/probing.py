@@ -52,7 +52,7 @@ class RemoteProbing:
 
     def step(self) -> None:
         """Begin the waiting probe, or answer it if the store is not in use."""
-        if self._parts.takes_loads and not self._parts.fits(_REQUESTS):
+        if self._parts.takes_loads and not self._parts.allows(_REQUESTS):
             return
         done = self._parts.inbox.take_probe()
         if done is None:

@@ -55,7 +55,7 @@ class RemoteReading:
             self._answer(job, Miss(MissReason.DEADLINE))
         while self._waiting and not self._parts.takes_loads:
             self._answer(self._waiting.take(), Miss(self._parts.off_reason))
-        while self._waiting and self._lanes and self._parts.fits():
+        while self._waiting and self._lanes and self._parts.allows():
             self._begin(self._waiting.take())
 
     def flush(self) -> None:

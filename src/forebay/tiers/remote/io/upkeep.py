@@ -1,7 +1,7 @@
 """Keeps a remote tier in step with its store and other hosts, one call at a time.
 
 A store that is left alone is probed by a child started for that; after the first success this
-host's own packs are found, and the store is used. From then on: look at what others have published,
+host's own packs are found, and the store is used. From then on: poll what others have published,
 publish changes, read own packs that no index lists, and now and then check what is left of this
 host's objects, and delete what dead hosts left.
 """
@@ -24,17 +24,17 @@ from forebay.tiers.remote.accounting.ledger import SPENT_BYTES
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.index.used import pack_used, used_name
-from forebay.tiers.remote.io.looking import Looking
 from forebay.tiers.remote.io.parts import RemoteParts
+from forebay.tiers.remote.io.polling import HostPolling
 from forebay.tiers.remote.io.recovering import Recovering
-from forebay.tiers.remote.jobs import Remembrance
+from forebay.tiers.remote.jobs import RememberOrder
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.maintenance import StoreAudit
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
 _USED_SHARE: Final = 1 / 16  # share of a day's requests for publishing what is used most
-_LOOK_SHARE: Final = 1 / 16  # likewise for audits, and as much for sweeps
+_AUDIT_SHARE: Final = 1 / 16  # likewise for audits, and as much again for sweeps
 _LONG_PUBLISH_S: Final = 60.0  # between two publications while many packs are to be read
 _LIFE_SIGNS: Final = 8  # signs of life in the time after which a host counts as dead
 _log: Final = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ class Upkeep:
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
         self.begun = threading.Event()  # set when the first attempt to use the store has ended
-        self._recovering, self._looking = Recovering(parts), Looking(parts)
+        self._recovering, self._polling = Recovering(parts), HostPolling(parts)
         self._is_busy = False
-        self._wishes: list[Remembrance] = []
+        self._remember_orders: list[RememberOrder] = []
         self._is_list_due = False  # the list of forgotten tenants has to be put again
         self._published_at = -_LONG_PUBLISH_S
         self._audit_at = self._sweep_at = 0.0
@@ -73,16 +73,16 @@ class Upkeep:
             if not (is_closing or parts.is_over) and parts.breaker.probe_due(now):
                 self._probe()
             return
-        spent = parts.ledger.to_keep(parts.clock.day())
+        spent = parts.ledger.to_persist(parts.clock.day())
         if spent is not None:
-            self._keep(spent)
-        elif (self._wishes or self._is_list_due) and parts.takes_loads:
+            self._persist_spent(spent)
+        elif (self._remember_orders or self._is_list_due) and parts.takes_loads:
             self._put_forgotten()
-        elif parts.fits():
+        elif parts.allows():
             self._look_after(now, is_closing=is_closing)
 
     def _look_after(self, now: float, *, is_closing: bool) -> None:
-        """Publish, look at others, sweep: whatever is due and within the budget.
+        """Publish, poll others, sweep: whatever is due and within the budget.
 
         Signs of life are given even on a day whose requests are used up: otherwise others would
         delete this host's packs.
@@ -98,8 +98,8 @@ class Upkeep:
             self._publish()
         elif is_closing or parts.is_over:
             return
-        elif (request := self._looking.request(now)) is not None:
-            self._look(request)
+        elif (request := self._polling.request(now)) is not None:
+            self._poll_hosts(request)
         elif now >= self._audit_at and not parts.is_over_for_stores:
             self._audit_at = now + options.audit_s
             self._audit()
@@ -119,25 +119,25 @@ class Upkeep:
         publish_s = self._parts.options.publish_s
         return max(publish_s, _LONG_PUBLISH_S) if self._recovering.is_long else publish_s
 
-    def _look(self, request: StoreRequest) -> None:
-        def looked(answer: Answer, results: Results) -> None:
-            self._looking.answered(request, answer, results)
+    def _poll_hosts(self, request: StoreRequest) -> None:
+        def polled(answer: Answer, results: Results) -> None:
+            self._polling.answered(request, answer, results)
             self._begin_if_known()
 
-        def not_looked(_failure: StoreFailure) -> None:
-            self._looking.failed(request)
+        def not_polled(_failure: StoreFailure) -> None:
+            self._polling.failed(request)
             self._begin_if_known()
 
-        self._call(request, looked, not_looked)
+        self._call(request, polled, not_polled)
 
     def _begin_if_known(self) -> None:
         """Let a starting pool go on once it is known what the store has."""
-        if self._looking.has_looked:
+        if self._polling.has_polled:
             self.begun.set()
 
     def child_ended(self) -> None:
         """The child is gone; all calls under way have been answered."""
-        self._looking.child_ended()
+        self._polling.child_ended()
         self.begun.set()
 
     def _call(
@@ -206,10 +206,10 @@ class Upkeep:
         )
         self._call(request, read, not_read)
 
-    def _keep(self, spent: bytes) -> None:
+    def _persist_spent(self, spent: bytes) -> None:
         """Store the number of requests that may be used, before they are."""
         name = published.spent_name(self._parts.host)
-        self._put(name, spent, lambda: self._parts.ledger.keeps(spent))
+        self._put(name, spent, lambda: self._parts.ledger.persisted(spent))
 
     def _read_forgotten(self) -> None:
         """Read which tenants an earlier process forgot, before anything is served."""
@@ -236,15 +236,15 @@ class Upkeep:
         name = published.forgotten_name(parts.host)
         self._call(StoreRequest(0, Action.GET, name, buffers=[lent.buffer]), read, not_read)
 
-    def remember(self, wish: Remembrance) -> None:
+    def remember(self, order: RememberOrder) -> None:
         """Queue a tenant to be added to the store's list of forgotten tenants."""
-        self._wishes.append(wish)
+        self._remember_orders.append(order)
 
     def flush(self) -> None:
         """Answer those who wait: nothing can be put now."""
-        for wish in self._wishes:
-            wish.end(is_kept=False)
-        self._wishes = []
+        for order in self._remember_orders:
+            order.end(is_kept=False)
+        self._remember_orders = []
 
     @property
     def _is_list_short(self) -> bool:
@@ -254,18 +254,18 @@ class Upkeep:
 
     def _put_forgotten(self) -> None:
         """Put the whole list of forgotten tenants, with those that callers wait for."""
-        parts, wishes = self._parts, self._wishes
-        tenants = parts.remembered | {wish.tenant for wish in wishes}
+        parts, orders = self._parts, self._remember_orders
+        tenants = parts.remembered | {order.tenant for order in orders}
         more = sorted(parts.forgotten - tenants)  # the rest, as far as there is room
         tenants |= {*more[: max(0, FORGOTTEN_MAX - len(tenants))]}
-        self._wishes, self._is_list_due = [], False
+        self._remember_orders, self._is_list_due = [], False
 
         def ended(*, is_kept: bool) -> None:
             if is_kept:
                 parts.remembered = tenants
                 parts.forget(tenants)
-            for wish in wishes:
-                wish.end(is_kept=is_kept)
+            for order in orders:
+                order.end(is_kept=is_kept)
 
         name, data = published.forgotten_name(parts.host), pack_forgotten(tenants)
         self._put(name, data, lambda: ended(is_kept=True), lambda: ended(is_kept=False))
@@ -296,7 +296,7 @@ class Upkeep:
         known = self._parts.own.sequences()  # packs put from now on do not count as missing
 
         def audited(_answer: Answer, results: Results) -> None:
-            self._audit_at = max(self._audit_at, self._next_look())
+            self._audit_at = max(self._audit_at, self._next_audit())
             found = msgspec.msgpack.decode(results[0], type=StoreAudit)
             missing = known - {pack.sequence for pack in found.packs}
             is_lost = bool(self._parts.remembered) and not found.has_forgotten
@@ -311,14 +311,14 @@ class Upkeep:
 
         self._call(StoreRequest(0, Action.AUDIT), audited)
 
-    def _next_look(self) -> float:
+    def _next_audit(self) -> float:
         """When to do again what was just done, given the requests that it took."""
         parts = self._parts
-        apart_s = parts.apart_s(parts.last_maintenance.requests, _LOOK_SHARE)
+        apart_s = parts.apart_s(parts.last_maintenance.requests, _AUDIT_SHARE)
         return parts.clock.monotonic() + apart_s
 
     def _swept(self, answer: Answer, _results: Results) -> None:
-        self._sweep_at = max(self._sweep_at, self._next_look())
+        self._sweep_at = max(self._sweep_at, self._next_audit())
         if answer.count:
             _log.info("%d objects of hosts that are gone were deleted", answer.count)
 

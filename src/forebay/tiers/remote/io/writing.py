@@ -19,7 +19,7 @@ from forebay.record.region import short
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.tiers.contract import Begun, Dropped, DropReason, Stored
 from forebay.tiers.remote.io.parts import RemoteParts
-from forebay.tiers.remote.jobs import Gathering, Order, RemoteStore
+from forebay.tiers.remote.jobs import DeleteOrder, Gathering, RemoteStore
 from forebay.tiers.remote.lending import Buffer, Lent
 from forebay.tiers.remote.options import pack_cap_bytes
 from forebay.tiers.remote.packs import frame, frame_bytes, pack_bytes, pack_name, positions
@@ -36,7 +36,7 @@ class RemoteWriting:
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
         self._gathering = Gathering(parts.options)
-        self._orders: list[Order] = []
+        self._orders: list[DeleteOrder] = []
         self._is_busy = False
 
     @property
@@ -60,7 +60,7 @@ class RemoteWriting:
         )
         return limit_bytes if cap_bytes is None else min(limit_bytes, cap_bytes // _PACKS_MIN)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: DeleteOrder) -> None:
         """Queue an order, to be handled next."""
         if order.tenant is not None:
             self._parts.forget(frozenset({order.tenant}))
@@ -75,7 +75,7 @@ class RemoteWriting:
         if self._parts.is_over_for_stores:
             self._drop(self._gathering.take_all(), DropReason.TIER_OFF)
         if not self._is_busy:
-            self._obey()
+            self._handle_orders()
             self._begin()
 
     @property
@@ -91,7 +91,7 @@ class RemoteWriting:
             order.end()
         self._orders = []
 
-    def _obey(self) -> None:
+    def _handle_orders(self) -> None:
         """Handle orders; each ends when its packs are deleted."""
         own = self._parts.own
         for order in self._orders:
@@ -112,7 +112,7 @@ class RemoteWriting:
 
     def _begin(self) -> None:
         parts = self._parts
-        if not parts.fits():
+        if not parts.allows():
             return
         parts.own.trim(pack_cap_bytes(parts.cap_bytes))
         jobs = self._gathering.next()

@@ -96,7 +96,7 @@ class Child:
             Action.RECOVER: lambda: recovery.recover(counted, host),
             Action.READ_PACKS: lambda: recovery.read(counted, host, request.packs),
             Action.AUDIT: lambda: maintenance.audit(counted, host),
-            Action.USED: lambda: self._used.look(request.limit),
+            Action.USED: lambda: self._used.poll(request.limit),
             Action.REFRESH: lambda: self._watcher.refresh(request.at, request.limit),
             Action.SWEEP: lambda: maintenance.sweep(
                 counted, host, request.at, request.limit, self._host_watch

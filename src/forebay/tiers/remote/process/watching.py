@@ -16,7 +16,7 @@ from forebay.tiers.remote.index.published import ENTRY_BYTES, HOSTS, Publication
 from forebay.tiers.remote.index.used import (
     USED_BYTES_MAX,
     WARM_RECORDS_MAX,
-    Uses,
+    MergedUses,
     pack_used,
     unpack_used,
     used_name,
@@ -187,17 +187,17 @@ class UsedByHosts:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store, self._round = store, HostRound(store)
-        self._uses = Uses()
+        self._uses = MergedUses()
         self._is_heard = self._is_absent = True
 
-    def look(self, limit: int = HOSTS_MAX) -> bytes | StoreFailure | None:
+    def poll(self, limit: int = HOSTS_MAX) -> bytes | StoreFailure | None:
         """Ask up to `limit` hosts; at the end of a round returns an object of `UsedRecord`s."""
         if self._round.is_over:
             names = self._round.begin()
             if isinstance(names, StoreFailure):
                 return names
             self._round.keep(names[:HOSTS_MAX])
-            self._uses, self._is_heard, self._is_absent = Uses(), False, True
+            self._uses, self._is_heard, self._is_absent = MergedUses(), False, True
         for told in at_once(self._used, self._round.take(limit)):
             if isinstance(told, StoreFailure):
                 self._is_absent = self._is_absent and told is StoreFailure.ABSENT

@@ -16,7 +16,7 @@ from typing import Final
 _NEVER: Final = (0, 0)
 
 
-class AskOrder:
+class EvictionOrder:
     """For each region, by number, the last turn in which one of its records was asked for."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Looks at other hosts, a few per call: what they publish and, once, what they use most.
+"""Polls other hosts, a few per call: what they publish and, once, what they use most.
 
 Other work that is due is done between two calls, so a round over many hosts delays nothing. A round
 ends when a call returns results.
@@ -14,18 +14,18 @@ from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 
-_SHARE: Final = 0.25  # share of a day's requests for looking at other hosts
+_SHARE: Final = 0.25  # share of a day's requests for polling other hosts
 _WARM_TRIES: Final = 3  # tries to find out what hosts use most
 _HOSTS_AT_ONCE: Final = 32  # hosts asked by one call, which must end in time on a slow store, too
 _REQUESTS_MIN: Final = 3  # requests of a call for one host: tail, snapshot, a listing
 
 
-class Looking:
+class HostPolling:
     """What other hosts tell about themselves. Owned by the tier's thread."""
 
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
-        self.has_looked = False  # at least one round has ended, or failed
+        self.has_polled = False  # at least one round has ended, or failed
         self._version = -1  # version of the snapshots that are known
         self._refresh_at = 0.0
         self._is_refreshing = self._is_warming = False  # a round is under way
@@ -37,11 +37,11 @@ class Looking:
     def request(self, now: float) -> StoreRequest | None:
         """The request to make now, if any."""
         parts = self._parts
-        if not parts.fits(_REQUESTS_MIN):
+        if not parts.allows(_REQUESTS_MIN):
             return None
         limit = min(_HOSTS_AT_ONCE, (parts.room() - 1) // 2)
         # Before the first round, so that this round knows all records that hosts tell about.
-        is_first = not (self.has_looked or self._is_refreshing) and self._warm_tries == _WARM_TRIES
+        is_first = not (self.has_polled or self._is_refreshing) and self._warm_tries == _WARM_TRIES
         if self._is_warming or is_first:
             return self._ask_for_used(limit)
         if self._is_refreshing or now >= self._refresh_at:
@@ -57,7 +57,7 @@ class Looking:
         return StoreRequest(0, Action.USED, limit=limit)
 
     def _refresh_s(self) -> float:
-        """Seconds until the next round, so that looking does not use up the budget."""
+        """Seconds until the next round, so that polling does not use up the budget."""
         apart_s = self._parts.apart_s(self._round_requests, _SHARE)
         return max(self._parts.options.refresh_s, apart_s)
 
@@ -85,7 +85,7 @@ class Looking:
         parts = self._parts
         earliest = parts.clock.monotonic() + parts.options.refresh_s
         self._refresh_at = max(self._refresh_at, earliest)
-        self._is_refreshing, self.has_looked = False, True
+        self._is_refreshing, self.has_polled = False, True
 
     def _warm_up(self, results: Results) -> None:
         """Take the most used records; they are offered after the next round.

@@ -1,15 +1,15 @@
 """Which region gives way: the least recently asked for, and of one chain its end."""
 
-from forebay.tiers.ask_order import AskOrder
+from forebay.tiers.eviction_order import EvictionOrder
 
 
 def test_what_was_never_asked_for_goes_in_the_order_it_was_written() -> None:
-    assert AskOrder().first([7, 3, 9]) == 7
-    assert AskOrder().first([]) is None
+    assert EvictionOrder().first([7, 3, 9]) == 7
+    assert EvictionOrder().first([]) is None
 
 
 def test_the_least_recently_asked_for_goes_first() -> None:
-    order = AskOrder()
+    order = EvictionOrder()
     for region in (1, 2, 3, 1):
         order.asked(region, order.begin_turn(), 0)
     assert order.first([1, 2, 3]) == 2
@@ -19,7 +19,7 @@ def test_the_least_recently_asked_for_goes_first() -> None:
 
 
 def test_of_one_request_the_end_goes_before_the_start() -> None:
-    order = AskOrder()
+    order = EvictionOrder()
     turn = order.begin_turn()
     for region, depth in ((1, 0), (2, 10), (3, 5)):
         order.asked(region, turn, depth)
@@ -30,7 +30,7 @@ def test_of_one_request_the_end_goes_before_the_start() -> None:
 
 
 def test_what_is_stored_late_counts_as_asked_for_with_its_parent() -> None:
-    order = AskOrder()
+    order = EvictionOrder()
     assert order.turn_of_stored(0) == 1
     asked = [order.begin_turn() for _ in range(3)]
     assert order.turn_of_stored(asked[0]) == asked[0]
@@ -38,7 +38,7 @@ def test_what_is_stored_late_counts_as_asked_for_with_its_parent() -> None:
 
 
 def test_chains_that_nobody_asks_for_leave_in_the_order_in_which_they_came() -> None:
-    order = AskOrder()
+    order = EvictionOrder()
     for region in (1, 2):
         turn = order.turn_of_stored(0)
         order.asked(region, turn, 0 if region == 1 else 40)
