@@ -49,6 +49,17 @@ def test_what_is_not_named_cannot_be_written(tmp_path: Path) -> None:
 def test_the_nearest_directory_that_there_is(tmp_path: Path) -> None:
     assert confinement.existing(str(tmp_path)) == str(tmp_path)
     assert confinement.existing(str(tmp_path / "a" / "b")) == str(tmp_path)
+    cannot_be_looked_at = tmp_path / ("a" * 300)
+    assert confinement.existing(str(cannot_be_looked_at / "b")) == str(tmp_path)
+
+
+def test_what_is_above_a_mount(tmp_path: Path) -> None:
+    assert confinement.above_mount("/proc/1") == "/", "of what is mounted at /proc"
+    assert confinement.above_mount(str(tmp_path / "a" / "b")) == str(tmp_path.parent)
+    assert confinement.above_mount("/") == "/"
+    linked = tmp_path / "linked"
+    linked.symlink_to("/proc")
+    assert confinement.above_mount(str(linked / "1")) == "/"
 
 
 def test_a_pool_gives_up_what_it_does_not_need(tmp_path: Path, short_path: Path) -> None:

@@ -61,9 +61,26 @@ def write_only_in(directories: Iterable[str]) -> bool:
 
 
 def existing(path: str) -> str:
-    """The directory at a path or, where there is none yet, the nearest above it that there is."""
+    """The directory at a path or, where there is none yet, the nearest above it that there is.
+
+    One that cannot be looked at is none, as one of a file system whose server is gone.
+    """
     place = Path(path).absolute()
-    return str(next(each for each in (place, *place.parents) if each.is_dir()))
+    return str(next(each for each in (place, *place.parents) if os.path.isdir(each)))  # noqa: PTH112
+
+
+def above_mount(path: str) -> str:
+    """Where writing is allowed so that it also is in a directory that is mounted there later.
+
+    To the kernel, what is mounted at a directory lies in the one above, and not in the directory
+    that it hides. So this is what is above the mount of a directory, or above the nearest that
+    there is; of what lies on the root's file system, which nobody mounts anew, the directory.
+    """
+    place = Path(existing(path)).resolve()
+    if place != Path(path).resolve():
+        return str(place.parent)
+    mount = next(each for each in (place, *place.parents) if os.path.ismount(each))
+    return str(place if mount == mount.parent else mount.parent)
 
 
 class _PathBeneath(ctypes.Structure):
