@@ -49,6 +49,23 @@ def test_what_is_not_named_cannot_be_written(tmp_path: Path) -> None:
 def test_the_nearest_directory_that_there_is(tmp_path: Path) -> None:
     assert confinement.existing(str(tmp_path)) == str(tmp_path)
     assert confinement.existing(str(tmp_path / "a" / "b")) == str(tmp_path)
+    cannot_be_looked_at = tmp_path / ("a" * 300)
+    assert confinement.existing(str(cannot_be_looked_at / "b")) == str(tmp_path)
+
+
+def test_what_is_above_a_mount_and_never_all_there_is(tmp_path: Path) -> None:
+    mounts = [
+        Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    ]
+    deep = next(each for each in mounts if len(each.parts) > 2 and each.is_dir())
+    assert confinement.above_mount(str(deep)) == str(deep.parent)
+    assert confinement.above_mount(str(tmp_path / "a" / "b")) == str(tmp_path.parent)
+    assert confinement.above_mount("/proc/1") == "/proc/1", "what is mounted right below /"
+    assert confinement.above_mount("/proc/none") == "/proc"
+    assert confinement.above_mount("/none/forebay") == confinement.above_mount("/") == "/"
+    linked = tmp_path / "linked"
+    linked.symlink_to("/proc")
+    assert confinement.above_mount(str(linked / "1")) == "/proc/1"
 
 
 def test_a_pool_gives_up_what_it_does_not_need(tmp_path: Path, short_path: Path) -> None:

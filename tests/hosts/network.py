@@ -110,7 +110,9 @@ def is_possible() -> bool:
 
 
 def started(host: Host, words: Sequence[str | Path], log: Path) -> "subprocess.Popen[bytes]":
-    """A process on a host."""
+    """A process on a host, in a group of its own with whatever it starts."""
     with log.open("ab") as output:
         command = [*host.enter, *map(str, words)]
-        return subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(
+            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, process_group=0
+        )

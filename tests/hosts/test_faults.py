@@ -16,7 +16,7 @@ from tests.hosts.sharing import (
     wait_for_use,
     wait_until,
 )
-from tests.hosts.stores import SeaweedServer
+from tests.hosts.stores import SharedStore
 
 pytestmark = pytest.mark.hosts
 
@@ -72,19 +72,40 @@ def test_t62_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, 
 
 @pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_t25_t62_the_store_dies_and_comes_back(
-    hosts: Network, start: StartPool, url: str, seaweed: SeaweedServer
+    hosts: Network, start: StartPool, url: str, s3: SharedStore
 ) -> None:
     a, b = start(hosts.a, url), start(hosts.b, url)
     wait_for_use(a)
     wait_for_use(b)
     dialog, other = share(a, b, "dialog", "other")
-    seaweed.kill()
-    try:
+    with s3.killed():
         assert load(b, dialog) == 0, "the store is gone"
         for pool, label in ((a, "of a"), (b, "of b")):
             store(pool, label)
-    finally:
-        seaweed.start()
     wait_until(lambda: load(b, other) == CHUNKS, "loads from the store")
     for source, target in ((a, b), (b, a)):
         wait_for_found(target, send(source, f"after, of {source.place.name}"))
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+def test_t61_a_file_system_that_is_mounted_anew_is_used_again(
+    hosts: Network, start: StartPool, url: str
+) -> None:
+    """What a pool may write is not tied to what lay at its path when it began."""
+    place = url.removeprefix("file://")
+
+    def mount() -> None:
+        hosts.a.run("mount", "-t", "tmpfs", "-o", "mode=700", "forebay", place)
+        hosts.a.run("mkdir", "-m", "700", f"{place}/inner")
+
+    pool = start(hosts.a, f"{url}/inner")
+    mount()
+    try:
+        wait_for_use(pool)
+        send(pool, "before")
+        failed = failures(pool)
+        hosts.a.run("umount", "--lazy", place)
+        wait_until(lambda: failures(pool) > failed, "a call that fails")
+    finally:
+        mount()
+    send(pool, "after")

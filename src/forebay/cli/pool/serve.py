@@ -150,7 +150,7 @@ def _confine(settings: Settings) -> None:
     directories = [os.path.dirname(os.path.abspath(place)) for place in places]  # noqa: PTH100, PTH120
     directories += [disk.path for disk in settings.disk]
     stores = (url.path for url in settings.remote if url.scheme == "file")
-    confinement.write_only_in([*directories, *map(confinement.existing, stores)])
+    confinement.write_only_in([*directories, *map(confinement.above_mount, stores)])
 
 
 def _open(

@@ -61,9 +61,29 @@ def write_only_in(directories: Iterable[str]) -> bool:
 
 
 def existing(path: str) -> str:
-    """The directory at a path or, if there is none yet, the nearest existing one above it."""
+    """The directory at a path or, if there is none yet, the nearest existing one above it.
+
+    A directory that cannot be read counts as missing, like one whose file server is gone.
+    """
     place = Path(path).absolute()
-    return str(next(each for each in (place, *place.parents) if each.is_dir()))
+    return str(next(each for each in (place, *place.parents) if os.path.isdir(each)))  # noqa: PTH112
+
+
+def above_mount(path: str) -> str:
+    """The directory to allow so that a file system which is mounted at `path` later is included.
+
+    For the kernel, what is mounted at a directory lies in the directory above it, not in the one
+    that it hides. So this is the directory above the mount of `path`, or above the nearest existing
+    one. It is `path` itself, or the nearest existing one, on the root file system, which nobody
+    mounts again, and where the answer would be `/`, since that would allow everything.
+    """
+    place = Path(existing(path)).resolve()
+    if place != Path(path).resolve():
+        above = place.parent
+    else:
+        mount = next(each for each in (place, *place.parents) if os.path.ismount(each))
+        above = mount.parent
+    return str(place if above == above.parent else above)
 
 
 class _PathBeneath(ctypes.Structure):
