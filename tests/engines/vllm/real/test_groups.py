@@ -17,7 +17,13 @@ from tests.engines.vllm.real.models import (
     made_windowed_model,
     next_turn,
 )
-from tests.engines.vllm.real.test_parallel import FIRST, PP2, TP2, check_equality
+from tests.engines.vllm.real.test_parallel import (
+    FIRST,
+    PP2,
+    TP2,
+    check_dying_ranks,
+    check_equality,
+)
 from tests.engines.vllm.real.test_speculation import check_drafts
 from tests.pool_process import PoolProcess, wait_until
 
@@ -67,6 +73,13 @@ def test_t50_windows_on_two_tensor_parallel_ranks(
 ) -> None:
     how = {**HOW, **TP2, "block": BLOCK, "spoiled": CONTROLS}
     check_equality(made_model("gemma3"), start_pool, start_engine, pages, **how)
+
+
+def test_t51_windows_and_a_rank_that_is_late_or_dies(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    how = {**HOW, "block": BLOCK, "in_stores": (0,), "in_loads": (1,)}
+    check_dying_ranks(made_model("gemma3"), start_pool, start_engine, pages, **how)
 
 
 def test_t50_windows_on_two_pipeline_stages(
