@@ -79,7 +79,8 @@ def check_equality(
     first, *later = turns_with(alone)
     alone.kill()
     pool = start_pool("--dram", "64MiB")
-    engine = start_engine(model, pool, recorded=pages.file, **how)
+    keeps = {"keep_on_reset": True}  # as where a gateway has engines sleep
+    engine = start_engine(model, pool, recorded=pages.file, settings=keeps, **how)
     engine.share(pool, max(300, block + 36))
     before = stored_chunks(pool)
     told = engine.generate(first[0])
@@ -101,6 +102,7 @@ def check_equality(
             engine.empty_cache()
 
     take_turn(engine, "DRAM")
+    check_sleep(engine, *next(turns), known, are_tokens_equal=are_tokens_equal)
     engine.kill()
     second = start_engine(model, pool, recorded=pages.file, **how)
     second.share(pool, max(300, block + 36))
@@ -112,7 +114,7 @@ def check_equality(
     take_turn(second, "NVMe")
     assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= COUNT * 2
     pages.check()
-    assert pages.loaded >= 3 * ranks * COUNT * known // block
+    assert pages.loaded >= 4 * ranks * COUNT * known // block
     assert pages.wrong == 0
     for group in spoiled:
         second.empty_cache()
@@ -124,6 +126,29 @@ def check_equality(
     pages.check()
     assert pages.wrong > 0
     check_new_weights(second, first[0], known, are_tokens_equal=are_tokens_equal)
+
+
+def check_sleep(
+    engine: Engine,
+    prompts: list[Tokens],
+    answers: list[Tokens],
+    known: int,
+    *,
+    are_tokens_equal: bool = True,
+    **each: Any,
+) -> None:
+    """Answers under way go on after sleep with what the pool has: memory holds other KV by then."""
+
+    def loaded() -> int:
+        return int(engine.do("state")["counts"].get("loaded.tokens", 0))
+
+    engine.empty_cache()
+    before = loaded()
+    told = engine.generate(prompts, pause="sleep", **each)
+    assert tokens_of(told) == answers or not are_tokens_equal
+    assert loaded() - before >= 2 * len(prompts) * known, "when they were asked, and when it woke"
+    told = engine.generate(prompts, pause="ruin", **each)
+    assert tokens_of(told) != answers, "the control: it would be noticed"
 
 
 def check_new_weights(
