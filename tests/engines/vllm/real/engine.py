@@ -70,12 +70,17 @@ class Engine:
         assert self.process.pid is not None
         return self.process.pid
 
-    def generate(self, prompts: list[Tokens], answer: int = ANSWER, **each: Any) -> list[Answer]:
+    def generate(
+        self, prompts: list[Tokens], answer: int = ANSWER, *, pause: str = "", **each: Any
+    ) -> list[Answer]:
         """Answer all at once; `each` goes with every prompt."""
-        return self.ask([{"tokens": tokens, **each} for tokens in prompts], answer)
+        return self.ask([{"tokens": tokens, **each} for tokens in prompts], answer, pause)
 
-    def ask(self, prompts: list[dict[str, Any]], answer: int = ANSWER) -> list[Answer]:
-        return [Answer(**told) for told in self.do("generate", prompts=prompts, answer=answer)]
+    def ask(
+        self, prompts: list[dict[str, Any]], answer: int = ANSWER, pause: str = ""
+    ) -> list[Answer]:
+        told = self.do("generate", prompts=prompts, answer=answer, pause=pause)
+        return [Answer(**each) for each in told]
 
     def do(self, command: str, **more: Any) -> Any:
         """One of the commands of engine_process.py."""

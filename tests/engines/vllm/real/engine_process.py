@@ -17,6 +17,8 @@ from unittest.mock import patch
 
 CLONE_NEWNET = 0x40000000  # as the kernel names it; Python has it from 3.12 on
 SETTLE_S = 300.0  # a guard against hanging
+PAUSE_TOKENS = 8  # of each answer, before a pause
+LOUD = 12  # in place of KV: far from it
 STEP_WAIT_S = "TEST_STEP_WAIT_S"  # a variable: for how long a step waits for the pool
 # Ends the name of a file beside the recorded pages: rank, point, and "die", "spoil" or seconds.
 DISTURBED = ".disturbed"
@@ -114,6 +116,13 @@ def scale(worker: Any, factor: float) -> None:
             weight.mul_(factor)
 
 
+def ruin(worker: Any) -> None:
+    """In a rank's process: its KV memory holds something else, as what was given back may do."""
+    for each in worker.model_runner.kv_caches:
+        for tensor in each if isinstance(each, list | tuple) else [each]:
+            tensor.fill_(LOUD)
+
+
 class Commands:
     """One engine and what can be asked of it.
 
@@ -147,10 +156,13 @@ class Commands:
         self._interrupts = 0
         self._model = options["model"]
 
-    def generate(self, prompts: list[dict[str, Any]], answer: int) -> list[dict[str, Any]]:
+    def generate(
+        self, prompts: list[dict[str, Any]], answer: int, pause: str = ""
+    ) -> list[dict[str, Any]]:
         """Answer all prompts at once; those with "abort" are given up after so many steps.
 
-        Those with "last" are given up when all others are answered.
+        Those with "last" are given up when all others are answered. `pause`: once, while all are
+        being answered; see `_pause`.
         """
         from vllm import SamplingParams
 
@@ -183,6 +195,9 @@ class Commands:
             if now:
                 self.engine.abort_request(now, internal=True)
             aborts = {request: at for request, at in aborts.items() if at > step}
+            is_under_way = all(len(reply["tokens"]) >= PAUSE_TOKENS for reply in told.values())
+            if pause and is_under_way and self._pause(pause):
+                pause = ""
             step += 1
             for result in self.engine.step():
                 reply = told[result.request_id]
@@ -191,7 +206,38 @@ class Commands:
                 ended += result.finished
                 reply["tokens"] = list(result.outputs[0].token_ids)
                 reply["cached"] = result.num_cached_tokens or 0
+        assert not pause, "nothing was under way"
         return list(told.values())
+
+    def _pause(self, how: str) -> bool:
+        """Sleep as a server does that keeps its answers, or "ruin" memory awake; whether it is so.
+
+        It takes steps until nothing is in flight. KV memory is given back and taken again in that
+        sleep, which a CPU build leaves out. After "sleep" there may be a stopped pool, which goes
+        on then, and answers what it was asked before. The core is in here.
+        """
+        from vllm.v1.core.sched.interface import PauseState
+
+        core = self.engine.engine_core.engine_core
+        how, _, stopped = how.partition(" ")
+        if how == "sleep":
+            core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+            if core.scheduler.has_requests() or core.batch_queue:
+                return False
+            self.engine.sleep(1, "keep")
+            assert self.engine.is_sleeping()
+        self.engine.collective_rpc(ruin)
+        if stopped:
+            side = self._connector()._scheduler
+            assert side._stores._batches, "it was asked nothing"
+            os.kill(int(stopped), signal.SIGCONT)
+            while side._stores._batches:
+                side.look_after_pool()
+                time.sleep(0.001)
+        if how == "sleep":
+            self.engine.wake_up()
+            assert not self.engine.is_sleeping()
+        return True
 
     def _rows(self, tokens: list[int]) -> Any:
         """What the model makes of tokens before its first layer."""

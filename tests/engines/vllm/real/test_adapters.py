@@ -20,7 +20,7 @@ from tests.engines.vllm.real.engine import (
 )
 from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import dialogs, made_adapter
-from tests.engines.vllm.real.test_parallel import check_new_weights, disturbed_by
+from tests.engines.vllm.real.test_parallel import check_new_weights, check_sleep, disturbed_by
 from tests.pool_process import PoolProcess, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.models, pytest.mark.timeout(1800)]
@@ -75,12 +75,12 @@ def test_t50_t53_two_adapters_of_one_name(
     assert plain != first != other != plain, "adapters matter"
     pool = start_pool("--dram", "64MiB")
 
-    def started(path: str) -> Engine:
-        engine = start_engine(model, pool, recorded=pages.file, **HOW)
+    def started(path: str, **more: Any) -> Engine:
+        engine = start_engine(model, pool, recorded=pages.file, **HOW, **more)
         know(engine, pool, path)
         return engine
 
-    engine = started(adapters[0])
+    engine = started(adapters[0], settings={"keep_on_reset": True})
     before = stored_chunks(pool)
     assert tokens_of(with_adapter(engine, adapters[0])) == first
     engine.empty_cache()
@@ -89,6 +89,8 @@ def test_t50_t53_two_adapters_of_one_name(
     assert (tokens_of(told), cached_of(told)) == (first, COUNT * KNOWN), "DRAM"
     told = engine.generate(PROMPTS)
     assert (tokens_of(told), cached_of(told)) == (plain, 0), "without an adapter"
+    lora = {"number": 1, "path": adapters[0]}
+    check_sleep(engine, PROMPTS, first, KNOWN, lora=lora)
     engine.kill()
     second = started(adapters[1])
     told = with_adapter(second, adapters[1])
@@ -111,7 +113,6 @@ def test_t50_t53_two_adapters_of_one_name(
     told = with_adapter(third, adapters[0])
     assert cached_of(told) == COUNT * KNOWN
     assert tokens_of(told) != first, "the control: wrong bytes would be noticed"
-    lora = {"number": 1, "path": adapters[0]}
     check_new_weights(third, PROMPTS, KNOWN, lora=lora)
     has_run("lora")
 

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engines.vllm.real import forked
@@ -17,7 +18,13 @@ from tests.engines.vllm.real.models import (
     made_windowed_model,
     next_turn,
 )
-from tests.engines.vllm.real.test_parallel import FIRST, PP2, TP2, check_equality
+from tests.engines.vllm.real.test_parallel import (
+    FIRST,
+    PP2,
+    TP2,
+    check_dying_ranks,
+    check_equality,
+)
 from tests.engines.vllm.real.test_speculation import check_drafts
 from tests.pool_process import PoolProcess, wait_until
 
@@ -67,6 +74,13 @@ def test_t50_windows_on_two_tensor_parallel_ranks(
 ) -> None:
     how = {**HOW, **TP2, "block": BLOCK, "spoiled": CONTROLS}
     check_equality(made_model("gemma3"), start_pool, start_engine, pages, **how)
+
+
+def test_t51_windows_and_a_rank_that_is_late_or_dies(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    how = {**HOW, "block": BLOCK, "in_stores": (0,), "in_loads": (1,)}
+    check_dying_ranks(made_model("gemma3"), start_pool, start_engine, pages, **how)
 
 
 def test_t50_windows_on_two_pipeline_stages(
@@ -138,11 +152,13 @@ def test_bytes_stored_are_those_that_plan_kv_says(
     assert tokens_of(engine.generate(branches, answer=4)) == tokens_of(first)
 
 
-def test_t52_a_window_that_is_freed_before_the_pool_answers_is_not_stored(
+def test_t52_t54_what_is_freed_or_slept_on_before_the_pool_answers_is_not_stored(
     made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:
     """Blocks are given to others in the very next step: of a pool that answers late no window is
-    taken, and what is stored of others is exact."""
+    taken, and what is stored of others is exact. Nor is anything taken that was offered before
+    the engine slept, and lost what its memory held.
+    """
     model = made_model("gpt_oss")
     small = {**HOW, "kv_cache_memory_bytes": 3 << 20, "max_num_batched_tokens": 96}
     alone = start_engine(model, **HOW, enable_prefix_caching=False)
@@ -152,7 +168,8 @@ def test_t52_a_window_that_is_freed_before_the_pool_answers_is_not_stored(
     later = tokens_of(alone.generate(following))
     alone.kill()
     pool = start_pool("--dram", "64MiB")
-    engine = start_engine(model, pool, recorded=pages.file, step_wait_s=0.0, **small)
+    late: dict[str, Any] = {"settings": {"keep_on_reset": True}, "step_wait_s": 0.0}
+    engine = start_engine(model, pool, recorded=pages.file, **late, **small)
     engine.share(pool)
     too_late = engine.do("state")["counts"].get("stores.too_late", 0)
     engine.do("kill_at", point="offered", pid=pool.pid, stops=True)
@@ -161,13 +178,18 @@ def test_t52_a_window_that_is_freed_before_the_pool_answers_is_not_stored(
     pool.signal(signal.SIGCONT)
     engine.empty_cache()
     assert engine.do("state")["counts"]["stores.too_late"] > too_late
+    engine.do("kill_at", point="offered", pid=pool.pid, stops=True)
+    assert tokens_of(engine.generate(prompts[1:2], pause=f"sleep {pool.pid}")) == answers[1:2]
     assert tokens_of(engine.generate(prompts)) == answers
     until = time.monotonic() + HANG_S
-    while not pages.loaded:  # a window that is missing is stored by the next that computes it
+    loaded = 0  # of the dialog that was slept on
+    while not loaded:  # a window that is missing is stored by the next that computes it
         assert time.monotonic() < until, "nothing is ever stored"
         engine.empty_cache()
         told = engine.generate(following)
         assert tokens_of(told) == later
         assert all(answer.cached % CHUNK == 0 for answer in told)
-        pages.check()
+        loaded = told[1].cached
+    pages.check()
+    assert pages.loaded > 0
     assert pages.wrong == 0

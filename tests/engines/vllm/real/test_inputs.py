@@ -10,7 +10,7 @@ from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import Engine, RecordedPages, cached_of, stored_chunks
 from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import IMAGE, Tokens, dialogs, made_image_model
-from tests.engines.vllm.real.test_parallel import disturbed_by
+from tests.engines.vllm.real.test_parallel import check_sleep, disturbed_by
 from tests.pool_process import PoolProcess, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.models, pytest.mark.timeout(1800)]
@@ -21,6 +21,7 @@ BLOCK = 128
 IMAGE_TOKENS = 19  # that come in the place of one
 RED, BLUE = (200, 30, 30), (30, 30, 200)
 SEES: dict[str, Any] = {"skip_tokenizer_init": False}
+KEEPS = {"keep_on_reset": True}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_t50_t10_two_images_of_one_size(
     alone.kill()
     assert red != blue, "images matter"
     pool = start_pool("--dram", "64MiB")
-    engine = start_engine(image_model, pool, recorded=pages.file, **SEES)
+    engine = start_engine(image_model, pool, recorded=pages.file, settings=KEEPS, **SEES)
     engine.share(pool)
     before = stored_chunks(pool)
     assert seen(engine, EARLY, RED) == (red, 0)
@@ -65,6 +66,7 @@ def test_t50_t10_two_images_of_one_size(
     assert seen(engine, EARLY, RED) == (red, 2 * CHUNK), "DRAM"
     assert seen(engine, EARLY, BLUE) == (blue, 0), "another image, the same tokens"
     assert seen(engine, LATE, BLUE) == (late_blue, CHUNK), "what comes before it is shared"
+    check_sleep(engine, [EARLY], [red], 2 * CHUNK, images=[RED])
     engine.kill()
     second = start_engine(image_model, pool, recorded=pages.file, **SEES)
     second.share(pool)
@@ -118,7 +120,7 @@ def test_t50_prompt_embeddings(
         return answer.tokens, answer.cached
 
     for cached in ((0, BLOCK), (2 * CHUNK, 2 * CHUNK)):  # of the other, vLLM has a block itself
-        engine = start_engine(model, pool, recorded=pages.file, **how)
+        engine = start_engine(model, pool, recorded=pages.file, settings=KEEPS, **how)
         engine.share(pool)
         before = stored_chunks(pool)
         for tokens, told in zip((first, other), zip(answers, cached, strict=True), strict=True):
@@ -132,6 +134,7 @@ def test_t50_prompt_embeddings(
         engine.empty_cache()
         assert cached_of(engine.generate([first])) == cached[0], "as tokens"
         if not cached[0]:
+            check_sleep(engine, [first, other], answers, 2 * CHUNK, as_rows=True)
             engine.kill()
     engine.empty_cache()
     pool.stop()

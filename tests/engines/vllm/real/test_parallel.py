@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import (
     HANG_S,
+    Answer,
     Engine,
     RecordedPages,
     cached_of,
@@ -77,7 +79,8 @@ def check_equality(
     first, *later = turns_with(alone)
     alone.kill()
     pool = start_pool("--dram", "64MiB")
-    engine = start_engine(model, pool, recorded=pages.file, **how)
+    keeps = {"keep_on_reset": True}  # as where a gateway has engines sleep
+    engine = start_engine(model, pool, recorded=pages.file, settings=keeps, **how)
     engine.share(pool, max(300, block + 36))
     before = stored_chunks(pool)
     told = engine.generate(first[0])
@@ -99,6 +102,7 @@ def check_equality(
             engine.empty_cache()
 
     take_turn(engine, "DRAM")
+    check_sleep(engine, *next(turns), known, are_tokens_equal=are_tokens_equal)
     engine.kill()
     second = start_engine(model, pool, recorded=pages.file, **how)
     second.share(pool, max(300, block + 36))
@@ -110,7 +114,7 @@ def check_equality(
     take_turn(second, "NVMe")
     assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= COUNT * 2
     pages.check()
-    assert pages.loaded >= 3 * ranks * COUNT * known // block
+    assert pages.loaded >= 4 * ranks * COUNT * known // block
     assert pages.wrong == 0
     for group in spoiled:
         second.empty_cache()
@@ -122,6 +126,29 @@ def check_equality(
     pages.check()
     assert pages.wrong > 0
     check_new_weights(second, first[0], known, are_tokens_equal=are_tokens_equal)
+
+
+def check_sleep(
+    engine: Engine,
+    prompts: list[Tokens],
+    answers: list[Tokens],
+    known: int,
+    *,
+    are_tokens_equal: bool = True,
+    **each: Any,
+) -> None:
+    """Answers under way go on after sleep with what the pool has: memory holds other KV by then."""
+
+    def loaded() -> int:
+        return int(engine.do("state")["counts"].get("loaded.tokens", 0))
+
+    engine.empty_cache()
+    before = loaded()
+    told = engine.generate(prompts, pause="sleep", **each)
+    assert tokens_of(told) == answers or not are_tokens_equal
+    assert loaded() - before >= 2 * len(prompts) * known, "when they were asked, and when it woke"
+    told = engine.generate(prompts, pause="ruin", **each)
+    assert tokens_of(told) != answers, "the control: it would be noticed"
 
 
 def check_new_weights(
@@ -161,52 +188,109 @@ def test_t50_two_pipeline_stages_of_unequal_size(
     has_run("pipeline parallelism")
 
 
+@dataclass
+class DyingRanks:
+    """Engines of two ranks on one pool, one after the other: one whose rank dies is over."""
+
+    start: Callable[[], Engine]
+    pool: PoolProcess
+    disturbed: Path
+    prompts: list[list[Tokens]] = field(repr=False)  # by rank: asked when it is disturbed
+    answers: list[list[Tokens]] = field(default_factory=list)  # likewise, nothing loaded
+
+    def dies(self, engine: Engine, rank: int, point: str) -> None:
+        self.disturbed.write_text(f"{rank},{point},die")
+        with pytest.raises(AssertionError, match="the engine ended"):
+            engine.generate(self.prompts[rank])
+        assert not self.disturbed.exists()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)
+        self.await_nothing_held()
+
+    def await_nothing_held(self) -> None:
+        """All that was committed is counted, and nobody has a slot or a pin."""
+
+        def is_held() -> bool:
+            held = self.pool.held()
+            return bool(held["leased_slots"] or held["pinned_chunks"])
+
+        wait_until(lambda: not is_held(), "slots and pins to be given back", HANG_S)
+
+    def disturb(self, engine: Engine, rank: int, point: str, how: str) -> list[Answer]:
+        engine.empty_cache()
+        self.disturbed.write_text(f"{rank},{point},{how}")
+        told = engine.generate(self.prompts[rank])
+        assert not self.disturbed.exists()
+        return told
+
+    def dies_in_store(self, rank: int) -> None:
+        engine = self.start()
+        engine.empty_cache()
+        self.await_nothing_held()
+        before = stored_chunks(self.pool)
+        self.dies(engine, rank, "before store")  # the other rank has filled its shard, or does
+        assert stored_chunks(self.pool) == before, "half a chunk is never found"
+
+    def is_late(self, engine: Engine, rank: int) -> None:
+        computed = self.disturb(engine, rank, "before store", str(LATE_S))
+        assert cached_of(computed) == 0
+        self.answers.append(tokens_of(computed))
+        told = self.disturb(engine, rank, "before load", str(LATE_S))
+        assert (tokens_of(told), cached_of(told)) == (self.answers[rank], 2 * KNOWN)
+
+    def dies_in_load(self, engine: Engine, rank: int) -> Engine:
+        """The next engine, which has found what this one had stored."""
+        engine.empty_cache()
+        self.dies(engine, rank, "before load")
+        following = self.start()
+        told = following.generate(self.prompts[rank])
+        found = (tokens_of(told), cached_of(told))
+        assert found == (self.answers[rank], 2 * KNOWN), "nothing of it was lost"
+        return following
+
+    def check_control(self, engine: Engine) -> None:
+        for rank, answers in enumerate(self.answers):
+            told = self.disturb(engine, rank, "before load", "spoil")
+            assert cached_of(told) == 2 * KNOWN
+            assert tokens_of(told) != answers, "were one rank's shard wrong, it would be noticed"
+
+
+def check_dying_ranks(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages, **how: Any
+) -> None:
+    """Each rank is late in a store and in a load; those named die in one."""
+    block = how.pop("block", BLOCK)
+    dying_in_stores, dying_in_loads = how.pop("in_stores"), how.pop("in_loads")
+    pool = start_pool("--dram", "64MiB")
+
+    def started() -> Engine:
+        engine = start_engine(model, pool, recorded=pages.file, **TP2, **how)
+        engine.share(pool)
+        return engine
+
+    prompts = [dialogs(2, FIRST, rank) for rank in range(2)]
+    ranks = DyingRanks(started, pool, disturbed_by(pages), prompts)
+    for rank in dying_in_stores:
+        ranks.dies_in_store(rank)
+    engine = started()
+    for rank in range(2):
+        ranks.is_late(engine, rank)
+    for rank in dying_in_loads:
+        engine = ranks.dies_in_load(engine, rank)
+    pages.check()
+    assert pages.loaded >= (2 + len(dying_in_loads)) * 2 * 2 * KNOWN // block
+    assert pages.wrong == 0
+    ranks.check_control(engine)
+    pages.check()
+    assert pages.wrong > 0
+
+
 @pytest.mark.models
 def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:
-    disturbed = disturbed_by(pages)
-    alone = start_engine(model, enable_prefix_caching=False, **TP2)
-    prompts = dialogs(2, FIRST)
-    answers = tokens_of(alone.generate(prompts))
-    alone.kill()
-    pool = start_pool("--dram", "64MiB")
-
-    def started() -> Engine:
-        engine = start_engine(model, pool, recorded=pages.file, **TP2)
-        engine.share(pool)
-        return engine
-
-    def dies(engine: Engine, point: str) -> None:
-        disturbed.write_text(f"1,{point},die")
-        with pytest.raises(AssertionError, match="the engine ended"):
-            engine.generate(prompts)
-        assert not disturbed.exists()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(engine.pid, signal.SIGKILL)
-
-    engine, before = started(), stored_chunks(pool)
-    dies(engine, "before store")  # the other rank has filled its shard, or does
-    assert stored_chunks(pool) == before, "half a chunk is never found"
-    wait_until(lambda: not pool.number("leased_slots"), "its slots to be free", HANG_S)
-    engine = started()
-    disturbed.write_text(f"1,before store,{LATE_S}")
-    told = engine.generate(prompts)
-    assert (tokens_of(told), cached_of(told)) == (answers, 0)
-    assert not disturbed.exists()
-    engine.empty_cache()
-    disturbed.write_text(f"1,before load,{LATE_S}")
-    told = engine.generate(prompts)
-    assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN)
-    assert not disturbed.exists()
-    engine.empty_cache()
-    dies(engine, "before load")
-    engine = started()
-    told = engine.generate(prompts)
-    assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN), "nothing of it was lost"
-    pages.check()
-    assert pages.loaded >= 2 * 2 * 2 * KNOWN // BLOCK
-    assert pages.wrong == 0
+    dying = {"in_stores": (0, 1), "in_loads": (1, 0)}
+    check_dying_ranks(model, start_pool, start_engine, pages, **dying)
 
 
 @pytest.fixture(scope="module")
