@@ -178,14 +178,14 @@ class CoreHarness:
         """The same, a little with every turn; the answer is to be received at its end."""
         joined = b"".join(keys)
         run = ChunkRun(NAMESPACE, 0, parent, joined, length, salt_hash=client.salt_hash)
-        return self._reserving(client, run)
+        return self.reserving_run(client, run)
 
     def reserve_run(self, client: Client, run: ChunkRun) -> list[int]:
-        for _ in self._reserving(client, run):
+        for _ in self.reserving_run(client, run):
             pass
         return self.receive(client, Reserved).answers
 
-    def _reserving(self, client: Client, run: ChunkRun) -> Work:
+    def reserving_run(self, client: Client, run: ChunkRun) -> Work:
         work = self.pool.handle(client, Reserve(7, [run]))
         assert work is not None
         return work
